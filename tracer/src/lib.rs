@@ -15,6 +15,7 @@ pub mod kernel;
 pub mod net;
 pub mod node;
 pub mod parse;
+pub mod plugin;
 pub mod recording;
 pub mod report;
 pub mod rules;

@@ -13,6 +13,7 @@ use clap::{
     error::ErrorKind,
 };
 
+pub(crate) use crate::cli::explain::ExplainArgs;
 pub(crate) use agent::{AgentArgs, AgentVerb, StreamArgs};
 pub(crate) use check::{CaptureArgs, CaptureOptions, CheckArgs, CheckOptions, PagesArgs, Record, SchemaArgs};
 pub(crate) use path::{PathArgs, PathOptions};
@@ -21,7 +22,7 @@ use source::SourceArgs;
 pub(crate) use source::own_name;
 
 use crate::{
-    cli::{explain::ExplainArgs, target::Target},
+    cli::{node::NodeArgs, target::Target},
     kernel::plan::Tiers,
     parse::units,
     report::{Output, Verbosity, View, printer::ColorChoice},
@@ -90,6 +91,9 @@ pub enum Verb {
     /// Write the man pages and shell completions, for a package
     #[command(hide = true)]
     Pages(PagesArgs),
+    /// Do what the plugin requests on standard input
+    #[command(hide = true)]
+    Node(NodeArgs),
 }
 
 /// Flags of every verb.
@@ -175,10 +179,10 @@ pub struct TraceArgs {
 
 /// How verdicts are written, and which.
 #[derive(Debug, Args)]
-struct ShownArgs {
+pub(crate) struct ShownArgs {
     /// How to print verdicts
     #[arg(short, long, value_name = "FORMAT", default_value = "table", help_heading = "Output")]
-    output: Output,
+    pub(crate) output: Output,
     /// Show every flow, the healthy and normal ones (N…) too; by default tables only count the healthy ones
     #[arg(long, help_heading = "Output", conflicts_with = "faults_only")]
     all: bool,
@@ -188,7 +192,7 @@ struct ShownArgs {
 }
 
 impl ShownArgs {
-    fn view(&self) -> View {
+    pub(crate) fn view(&self) -> View {
         match (self.all, self.faults_only) {
             (true, _) => View::All,
             (false, true) => View::FaultsOnly,

@@ -70,24 +70,19 @@ pub(super) fn collect(
             }
             ClusterSource::Api { kubeconfig, context } => {
                 let limits = Limits { request: REQUEST, ..Limits::default() };
-                let access = Access { kubeconfig: kubeconfig.clone(), context: context.clone(), limits };
+                let access = Access {
+                    kubeconfig: kubeconfig.clone(),
+                    context: context.clone(),
+                    limits,
+                    ..Access::default()
+                };
                 // An explicitly named kubeconfig must be valid.
                 if kubeconfig.is_some() || context.is_some() {
                     Lister::open(&access).await?;
                 }
-                let (mut capture, mut objects) =
+                let (mut capture, objects) =
                     tokio::join!(collector.collect(Request::Check), from_api(&access, node.as_deref()));
-                let own_log = capture.get(Kind::ProxyLog).is_some();
-                let own_config = capture.get(Kind::ProxyConfig).is_some();
-                let wanted = |kind: Kind| {
-                    !(own_log && matches!(kind, Kind::ProxyLog | Kind::ProxyLogPrevious)
-                        || own_config && kind == Kind::ProxyConfig)
-                };
-                objects.artifacts.retain(|artifact| wanted(artifact.kind));
-                objects.gaps.retain(|gap| wanted(gap.kind));
-                capture.absorb(objects);
-                let have: Vec<Kind> = capture.artifacts.iter().map(|artifact| artifact.kind).collect();
-                capture.gaps.retain(|gap| !have.contains(&gap.kind));
+                add_objects(&mut capture, objects);
                 Ok(capture)
             }
         }
@@ -98,6 +93,21 @@ pub(super) fn collect(
     capture.node = node;
     capture.taken = Some(node::now());
     Ok(capture)
+}
+
+/// Adds what the API server returned to a node's capture. A log and a configuration that the node itself has are preferred.
+pub(super) fn add_objects(capture: &mut Capture, mut objects: Capture) {
+    let own_log = capture.get(Kind::ProxyLog).is_some();
+    let own_config = capture.get(Kind::ProxyConfig).is_some();
+    let wanted = |kind: Kind| {
+        !(own_log && matches!(kind, Kind::ProxyLog | Kind::ProxyLogPrevious)
+            || own_config && kind == Kind::ProxyConfig)
+    };
+    objects.artifacts.retain(|artifact| wanted(artifact.kind));
+    objects.gaps.retain(|gap| wanted(gap.kind));
+    capture.absorb(objects);
+    let have: Vec<Kind> = capture.artifacts.iter().map(|artifact| artifact.kind).collect();
+    capture.gaps.retain(|gap| !have.contains(&gap.kind));
 }
 
 /// Reads the cluster's lists from a folder and ignores its other files.
@@ -114,16 +124,50 @@ fn from_folder(dir: &Path, capture: &mut Capture) -> anyhow::Result<()> {
 
 /// The API server's objects.
 async fn from_api(access: &Access, node: Option<&str>) -> Capture {
-    let mut capture = Capture::default();
-    let lister = match Lister::open(access).await {
-        Ok(lister) => lister,
-        Err(error) => {
-            for ask in Ask::ALL {
-                capture.miss(kind_of(ask), Reason::Quoted { text: error.to_string() });
+    let objects = Objects::read(access).await;
+    match node {
+        Some(node) => objects.for_node(node).await,
+        None => objects.capture,
+    }
+}
+
+/// The API server's objects, for the checks of several nodes.
+pub(super) struct Objects {
+    capture: Capture,
+    pods: Option<serde_json::Value>,
+    lister: Option<Lister>,
+}
+
+impl Objects {
+    /// Reads everything that the checks of all nodes share.
+    pub(super) async fn read(access: &Access) -> Self {
+        let mut capture = Capture::default();
+        match Lister::open(access).await {
+            Ok(lister) => {
+                let pods = lists(&lister, &mut capture).await;
+                Self { capture, pods, lister: Some(lister) }
             }
-            return capture;
+            Err(error) => {
+                for ask in Ask::ALL {
+                    capture.miss(kind_of(ask), Reason::Quoted { text: error.to_string() });
+                }
+                Self { capture, pods: None, lister: None }
+            }
         }
-    };
+    }
+
+    /// With the logs of kube-proxy on this node.
+    pub(super) async fn for_node(&self, node: &str) -> Capture {
+        let mut capture = self.capture.clone();
+        if let (Some(lister), Some(pods)) = (&self.lister, &self.pods) {
+            logs(lister, pods, node, &mut capture).await;
+        }
+        capture
+    }
+}
+
+/// Reads the lists into the capture, and returns that of the Pods.
+async fn lists(lister: &Lister, capture: &mut Capture) -> Option<serde_json::Value> {
     let begun = node::now();
     let answers = futures::future::join_all(Ask::ALL.map(|ask| lister.ask(ask))).await;
     let mut pods = None;
@@ -139,10 +183,7 @@ async fn from_api(access: &Access, node: Option<&str>) -> Capture {
             Err(text) => capture.miss(kind_of(ask), Reason::Quoted { text }),
         }
     }
-    if let (Some(pods), Some(node)) = (pods, node) {
-        logs(&lister, &pods, node, &mut capture).await;
-    }
-    capture
+    pods
 }
 
 /// The log of kube-proxy's Pod on this node.

@@ -9,11 +9,12 @@ use crate::{
     diagnosis::path::NoPacket,
     error::Hint,
     kernel::{attach::AttachError, running::KernelError},
+    plugin::visit::VisitError,
     recording::{CreateError, OpenError as RecordingError},
 };
 
 /// Every library error that has a hint.
-const KNOWN: [fn(&(dyn Error + 'static)) -> Option<String>; 13] = [
+const KNOWN: [fn(&(dyn Error + 'static)) -> Option<String>; 14] = [
     hint_of::<Hinted>,
     hint_of::<Obstacle>,
     hint_of::<ClusterError>,
@@ -27,6 +28,7 @@ const KNOWN: [fn(&(dyn Error + 'static)) -> Option<String>; 13] = [
     hint_of::<NoPacket>,
     hint_of::<ConfigError>,
     hint_of::<StreamError>,
+    hint_of::<VisitError>,
 ];
 
 fn hint_of<E: Hint + 'static>(error: &(dyn Error + 'static)) -> Option<String> {

@@ -9,6 +9,8 @@ mod capture;
 pub(crate) mod check;
 pub(crate) mod explain;
 mod hint;
+pub mod kubectl;
+mod node;
 mod pages;
 mod path;
 mod replay;
@@ -17,15 +19,20 @@ mod show;
 pub mod target;
 pub(crate) mod trace;
 
-use std::{ffi::OsString, path::Path, process::ExitCode};
+use std::{
+    ffi::{OsStr, OsString},
+    path::Path,
+    process::ExitCode,
+};
 
-use clap::{CommandFactory, FromArgMatches};
+use clap::Parser as _;
 
 use hint::ResultExt;
 
 use crate::{
     cli::args::{Cli, Verb},
     error::sentence,
+    plugin::guard,
     report::{OutputError, Printer, Verbosity},
 };
 
@@ -57,8 +64,15 @@ impl From<Outcome> for ExitCode {
 /// Runs the command with these arguments, the program's name first.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let args: Vec<_> = args.into_iter().collect();
-    let parsed = command(args.first()).try_get_matches_from(args);
-    let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
+    let name = args.first().map(Path::new).and_then(Path::file_stem).and_then(OsStr::to_str);
+    match name {
+        Some("kubectl-viptrace") => return kubectl::run(args),
+        Some(kubectl::COMPLETER) => return kubectl::complete(args),
+        // The guard is the same program without another name.
+        _ if args.get(1).is_some_and(|word| word == guard::VERB) => return kubectl::run(args),
+        _ => {}
+    }
+    let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
@@ -89,6 +103,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Verb::Explain(args) => explain::run(&args, printer),
         Verb::Schema(args) => schema::run(&args, printer),
         Verb::Pages(args) => pages::run(&args),
+        Verb::Node(args) => node::run(&args),
     };
     match result {
         Ok(outcome) => outcome.into(),
@@ -98,17 +113,6 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             printer.error(&sentence(&*error), hint::hint(&error).as_deref());
             ExitCode::from(1)
         }
-    }
-}
-
-/// The definition of the command line, under the name by which the user called it.
-fn command(program: Option<&OsString>) -> clap::Command {
-    let command = Cli::command();
-    let name = program.map(Path::new).and_then(Path::file_stem);
-    if name.is_some_and(|name| name == "kubectl-viptrace") {
-        command.bin_name("kubectl viptrace").display_name("kubectl viptrace")
-    } else {
-        command
     }
 }
 
@@ -145,6 +149,8 @@ fn log_to_stderr(verbosity: Verbosity) {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory as _;
+
     use super::*;
 
     #[test]

@@ -9,6 +9,7 @@ use clap_complete::Shell;
 use crate::cli::{
     Outcome, ResultExt as _,
     args::{Cli, PagesArgs},
+    kubectl::args::Plugin,
 };
 
 /// Writes `man1/` and `completions/` in the folder.
@@ -21,6 +22,11 @@ pub(super) fn run(args: &PagesArgs) -> anyhow::Result<Outcome> {
     }
     let unwritable = |folder: &Path| format!("cannot write in {}", folder.display());
     clap_mangen::generate_to(Cli::command(), &man).with_context(|| unwritable(&man))?;
+    let plugin = Plugin::command()
+        .name("kubectl-viptrace")
+        .display_name("kubectl-viptrace")
+        .bin_name("kubectl viptrace");
+    clap_mangen::generate_to(plugin, &man).with_context(|| unwritable(&man))?;
     for shell in [Shell::Bash, Shell::Fish, Shell::Zsh] {
         clap_complete::generate_to(shell, &mut Cli::command(), "viptrace", &completions)
             .with_context(|| unwritable(&completions))?;

@@ -105,12 +105,13 @@ async fn trace(options: &TraceOptions, printer: Printer) -> anyhow::Result<Outco
     shown.show.finish(&mut shown.report, &ending)
 }
 
-/// Opens the source of the cluster's objects, and inspects the kernel.
-async fn open(
+/// Inspects the kernel, and prints what the source of the cluster's objects lacks.
+fn inspect(
     options: &TraceOptions,
+    opened: Opened,
     sink: &mut impl Sink,
 ) -> anyhow::Result<(Limits, check::Kernel, cluster::Cluster, Feed)> {
-    let Opened { cluster, feed, warnings } = source(&options.cluster).open(cluster::LOOK_BACK).await?;
+    let Opened { cluster, feed, warnings } = opened;
     for warning in &warnings {
         sink.warn(&warning.to_string())?;
     }
@@ -180,7 +181,18 @@ impl<'a> Trace<'a> {
         sink: &mut impl Sink,
         stop: &mut Stop,
     ) -> anyhow::Result<Self> {
-        let (limits, kernel, cluster, feed) = open(options, sink).await?;
+        let opened = source(&options.cluster).open(cluster::LOOK_BACK).await?;
+        Self::begin_with(options, opened, sink, stop).await
+    }
+
+    /// The same with an opened source of the cluster's objects.
+    pub(super) async fn begin_with(
+        options: &'a TraceOptions,
+        opened: Opened,
+        sink: &mut impl Sink,
+        stop: &mut Stop,
+    ) -> anyhow::Result<Self> {
+        let (limits, kernel, cluster, feed) = inspect(options, opened, sink)?;
         if let Some(path) = &options.ready_file {
             forget_ready(path)?;
         }

@@ -14,7 +14,10 @@ use std::{
 
 use clap::{Parser as _, error::ErrorKind};
 use proc_macro2::{TokenStream, TokenTree};
-use viptrace::{class::Class, cli::args::Cli};
+use viptrace::{
+    class::Class,
+    cli::{args::Cli, kubectl::args::Plugin},
+};
 
 use crate::{check_support::Gathered, recording_corpus, terminal_support::fixture};
 
@@ -290,7 +293,12 @@ fn every_viptrace_that_is_printed_can_be_typed() {
         .filter_map(|words| {
             // One word is the name of a verb.
             let typed = words.iter().map(|word| word.replace("CLASS", "C6"));
-            let error = Cli::try_parse_from(["viptrace".to_owned()].into_iter().chain(typed)).err()?;
+            let typed: Vec<String> = ["viptrace".to_owned()].into_iter().chain(typed).collect();
+            let error = Cli::try_parse_from(&typed).err()?;
+            // As `kubectl viptrace`.
+            if Plugin::try_parse_from(&typed).is_ok() {
+                return None;
+            }
             let is_name = words.len() == 1 && error.kind() == ErrorKind::MissingRequiredArgument;
             if is_name || !error.use_stderr() {
                 return None;

@@ -11,7 +11,7 @@ use std::{
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 /// The rooms, from the lowest to the highest. The first lines of a room's module state its purpose.
-const ROOMS: [&str; 23] = [
+const ROOMS: [&str; 24] = [
     "error",
     "parse",
     "text",
@@ -34,6 +34,7 @@ const ROOMS: [&str; 23] = [
     "recording",
     "report",
     "agent",
+    "plugin",
     "cli",
 ];
 

@@ -31,6 +31,8 @@ fn each_verb_has_a_man_page_and_each_shell_its_completions() {
             assert!(read(&format!("completions/{completions}")).contains(verb), "{verb}");
         }
     }
+    let plugin = read("man1/kubectl-viptrace-why.1");
+    assert!(plugin.contains("kubectl viptrace why") && plugin.contains("probe"), "{plugin}");
     let trace = read("man1/viptrace-trace.1");
     for flag in ["cluster\\-from", "without\\-hook", "faults\\-only", "Examples:"] {
         assert!(trace.contains(flag), "{flag}: {trace}");

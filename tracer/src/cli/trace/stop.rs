@@ -2,25 +2,45 @@
 
 use std::{io, time::Instant};
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    sync::mpsc,
+};
 
-/// Ctrl-C, or SIGTERM.
+/// Ctrl-C, SIGTERM, or an order.
 #[derive(Debug)]
 pub(crate) struct Stop {
     interrupt: Signal,
     terminate: Signal,
+    /// Each message is a request; without a sender, every wait ends at once.
+    orders: Option<mpsc::Receiver<()>>,
 }
 
 impl Stop {
     pub(crate) fn listen() -> io::Result<Self> {
-        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+        let (interrupt, terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        Ok(Self { interrupt, terminate, orders: None })
+    }
+
+    /// Also by a message, and for good once its sender is gone.
+    pub(crate) fn or_by(mut self, orders: mpsc::Receiver<()>) -> Self {
+        self.orders = Some(orders);
+        self
     }
 
     pub(crate) async fn wanted(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}
+            _ = ordered(self.orders.as_mut()) => {}
         }
+    }
+}
+
+async fn ordered(orders: Option<&mut mpsc::Receiver<()>>) -> Option<()> {
+    match orders {
+        Some(orders) => orders.recv().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -1,0 +1,379 @@
+//! The command line of `kubectl viptrace`.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::{
+    cli::{
+        args::{ExplainArgs, Global, Hooks, ReplayArgs, SchemaArgs, ShownArgs},
+        target::Target,
+    },
+    cluster::{Access, Key},
+    parse::units,
+    plugin::{
+        guard::Watched,
+        nodes::Wish,
+        pod::{IMAGE, PodOptions, Toleration},
+    },
+    report::Output,
+};
+
+const EXIT_STATUS: &str = "Exit status:
+  0  nothing broken was found; the output names what could not be observed
+  1  could not run
+  2  wrong usage
+  3  faults found
+  4  nothing broken was found, but a part that matters could not be read";
+
+const TRACE_EXAMPLES: &str = "Examples:
+  kubectl viptrace trace shop/cart                  one Service
+  kubectl viptrace trace svc/cart -n shop           the same
+  kubectl viptrace trace deploy/cart -n shop        the Service in front of it
+  kubectl viptrace trace shop/cart --client pod/shop/web-0
+                                                    as this client's node sees it
+  kubectl viptrace trace --node worker-1            every Service on one node
+  kubectl viptrace trace shop/cart --duration 30s -o json
+                                                    faults as records, for half a minute
+
+It runs a Pod on each of these nodes and removes it at the end. Decisions taken before the trace
+started are not observed.";
+
+const CHECK_EXAMPLES: &str = "Examples:
+  kubectl viptrace check                   every node
+  kubectl viptrace check shop/cart         only what concerns one Service
+  kubectl viptrace check --node worker-1   one node
+  kubectl viptrace check node/worker-1     the same
+  kubectl viptrace check -o wide           with notes and the runbooks' procedures
+
+Nothing is changed, on the nodes or in the cluster, but for the Pods that read the nodes.";
+
+const WHY_EXAMPLES: &str = "Examples:
+  kubectl viptrace why shop/cart                 check the nodes, trace what clients do
+  kubectl viptrace why shop/cart --probe         and connect to it once, from each node
+  kubectl viptrace why shop/cart --client pod/shop/web-0 --probe
+                                                 on this client's node";
+
+/// Finds the hop that broke a Kubernetes Service, from anywhere
+///
+/// Runs viptrace on the nodes that matter, in Pods that it removes afterwards, and prints one merged result. It reads the
+/// cluster with your own credentials; the Pods have none.
+#[derive(Debug, Parser)]
+#[command(
+    name = "viptrace",
+    bin_name = "kubectl viptrace",
+    display_name = "kubectl viptrace",
+    version,
+    after_help = EXIT_STATUS,
+    max_term_width = 100,
+    subcommand_required = true
+)]
+pub struct Plugin {
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+    #[command(flatten)]
+    pub(crate) global: Global,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Say why a Service fails: check the nodes that matter, watch its connections, name the first cause
+    Why(Box<WhyArgs>),
+    /// Watch the connections to Services on the nodes that matter and judge each
+    Trace(Box<TraceArgs>),
+    /// Find what is wrong with Services on every node without any traffic
+    Check(Box<CheckArgs>),
+    /// Save everything that a check reads in a folder for each node, for viptrace check --from
+    Capture(Box<CaptureArgs>),
+    /// Remove Pods that a crash left behind
+    Cleanup(CleanupArgs),
+    /// Judge a recording, on this machine
+    Replay(Box<ReplayArgs>),
+    /// Explain a class of the verdicts: its mechanism, how it is recognised, what to do
+    Explain(ExplainArgs),
+    /// Print the JSON Schema of the records that -o json and -o yaml write
+    Schema(SchemaArgs),
+}
+
+/// How to reach the API server: kubectl's flags.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Cluster")]
+pub(crate) struct ServerArgs {
+    /// The kubeconfig file [default: KUBECONFIG, else ~/.kube/config]
+    #[arg(long, global = true, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// The context in the kubeconfig file [default: its current one]
+    #[arg(long, global = true, value_name = "NAME")]
+    context: Option<String>,
+    /// The namespace of bare names [default: that of the context]
+    #[arg(short, long, global = true, value_name = "NAMESPACE")]
+    pub(crate) namespace: Option<String>,
+    /// The user in whose name every request is made
+    #[arg(long = "as", global = true, value_name = "USER")]
+    user: Option<String>,
+    /// A group of that user; can be repeated
+    #[arg(long = "as-group", global = true, value_name = "GROUP", requires = "user")]
+    groups: Vec<String>,
+}
+
+impl ServerArgs {
+    pub(crate) fn access(&self) -> Access {
+        Access {
+            kubeconfig: self.kubeconfig.clone(),
+            context: self.context.clone(),
+            user: self.user.clone(),
+            groups: self.groups.clone(),
+            ..Access::default()
+        }
+    }
+
+    /// What the guard needs to remove the Pods of a run.
+    pub(crate) fn watched(&self, namespace: &str, run: &str) -> Watched {
+        Watched {
+            kubeconfig: self.kubeconfig.clone(),
+            context: self.context.clone(),
+            user: self.user.clone(),
+            groups: self.groups.clone(),
+            namespace: namespace.to_owned(),
+            run: run.to_owned(),
+        }
+    }
+}
+
+/// Which nodes to visit.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Nodes")]
+pub(crate) struct NodeChoice {
+    /// Visit this node; can be repeated [default: all nodes of a small cluster, else those of the Service's endpoints and of
+    /// its clients]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) node: Vec<String>,
+    /// Visit every node
+    #[arg(long, conflicts_with = "node")]
+    pub(crate) all_nodes: bool,
+    /// Visit the node of this client
+    #[arg(long, value_name = "pod/NAMESPACE/NAME", conflicts_with_all = ["node", "all_nodes"])]
+    pub(crate) client: Option<String>,
+}
+
+impl NodeChoice {
+    /// The error is for the user.
+    pub(crate) fn wish(&self, namespace: &str) -> Result<Wish, String> {
+        let client = self.client.as_deref().map(|text| match name(text, namespace)? {
+            Name::Target(Target::Pod { namespace, name }) => Ok(Key::new(&namespace, &name)),
+            _ => Err(format!("--client {text:?} is not a Pod: write pod/NAMESPACE/NAME")),
+        });
+        Ok(Wish { nodes: self.node.clone(), all: self.all_nodes, client: client.transpose()? })
+    }
+}
+
+/// The Pods that are created.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Pods")]
+pub(crate) struct PodArgs {
+    /// The image of the Pods
+    #[arg(long, value_name = "IMAGE", default_value = IMAGE)]
+    image: String,
+    /// A Secret for the image's registry, in the Pods' namespace; can be repeated
+    #[arg(long, value_name = "SECRET")]
+    image_pull_secret: Vec<String>,
+    /// The namespace of the Pods; its Pod Security level has to be `privileged`
+    #[arg(long, value_name = "NAMESPACE", default_value = "kube-system")]
+    pub(crate) pod_namespace: String,
+    /// Tolerate this taint only: KEY[=VALUE][:EFFECT]; can be repeated [default: every taint]
+    #[arg(long, value_name = "TAINT", value_parser = Toleration::parse)]
+    toleration: Vec<Toleration>,
+    /// Use Pods of its own on nodes with an agent, too: a trace of every flow, not of the agent's failures and samples
+    #[arg(long)]
+    pub(crate) own_pods: bool,
+    /// How long a Pod may take to start
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = units::positive_duration)]
+    pub(crate) pod_timeout: Duration,
+    /// The cluster ends the Pods after this time, whatever happens to the plugin
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = units::positive_duration)]
+    pod_deadline: Duration,
+    /// With `client`: print the Pods that would be created, as YAML or with -o json as JSON, and create nothing
+    #[arg(long, value_name = "WHERE")]
+    pub(crate) dry_run: Option<DryRun>,
+}
+
+impl PodArgs {
+    pub(crate) fn options(&self) -> PodOptions {
+        PodOptions {
+            image: self.image.clone(),
+            pull_secrets: self.image_pull_secret.clone(),
+            namespace: self.pod_namespace.clone(),
+            tolerations: self.toleration.clone(),
+            deadline: self.pod_deadline,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DryRun {
+    /// Nothing is sent to the API server but reads
+    Client,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = TRACE_EXAMPLES, after_long_help = format!("{TRACE_EXAMPLES}\n\n{EXIT_STATUS}"))]
+pub(crate) struct TraceArgs {
+    /// Only flows of this Service, Pod or address: NAMESPACE/SERVICE, svc/NAME, pod/NAME, deploy/NAME, node/NAME, IP or IP:PORT
+    #[arg(value_name = "TARGET")]
+    pub(crate) target: Option<String>,
+    /// Only Services with these labels
+    #[arg(short = 'l', long, value_name = "KEY=VALUE,…", conflicts_with = "target")]
+    pub(crate) selector: Option<String>,
+    /// Services of every namespace, without a TARGET [default: those of -n, else every namespace]
+    #[arg(short = 'A', long, conflicts_with = "target")]
+    pub(crate) all_namespaces: bool,
+    #[command(flatten)]
+    pub(crate) nodes: NodeChoice,
+    #[command(flatten)]
+    pub(crate) shown: ShownArgs,
+    /// Stop after this time, such as 30s or 5m; without it, Ctrl-C stops
+    #[arg(long, value_name = "TIME", value_parser = units::positive_duration, help_heading = "Run")]
+    pub(crate) duration: Option<Duration>,
+    /// Which kernel hooks to attach
+    #[arg(long, value_name = "SET", default_value = "full", help_heading = "Run")]
+    pub(crate) hooks: Hooks,
+    #[command(flatten)]
+    pub(crate) pods: PodArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = CHECK_EXAMPLES, after_long_help = format!("{CHECK_EXAMPLES}\n\n{EXIT_STATUS}"))]
+pub(crate) struct CheckArgs {
+    /// Only what concerns this Service (NAMESPACE/SERVICE, svc/NAME, deploy/NAME), or one node (node/NAME)
+    #[arg(value_name = "TARGET")]
+    pub(crate) target: Option<String>,
+    /// How to print the findings
+    #[arg(short, long, value_name = "FORMAT", default_value = "table", help_heading = "Output")]
+    pub(crate) output: Output,
+    #[command(flatten)]
+    pub(crate) nodes: NodeChoice,
+    #[command(flatten)]
+    pub(crate) pods: PodArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = WHY_EXAMPLES, after_long_help = format!("{WHY_EXAMPLES}\n\n{EXIT_STATUS}"))]
+pub(crate) struct WhyArgs {
+    /// The Service: NAMESPACE/SERVICE, svc/NAME or deploy/NAME
+    #[arg(value_name = "SERVICE")]
+    pub(crate) target: String,
+    /// Connect to each TCP port of the Service once, from each node's own network; on a terminal it asks first
+    #[arg(long)]
+    pub(crate) probe: bool,
+    /// Do not ask before it connects
+    #[arg(short, long, requires = "probe")]
+    pub(crate) yes: bool,
+    /// How long to watch the connections of its clients
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = units::positive_duration)]
+    pub(crate) duration: Duration,
+    /// How to print the result
+    #[arg(short, long, value_name = "FORMAT", default_value = "table", help_heading = "Output")]
+    pub(crate) output: Output,
+    #[command(flatten)]
+    pub(crate) nodes: NodeChoice,
+    #[command(flatten)]
+    pub(crate) pods: PodArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CaptureArgs {
+    /// The folder: each node gets one of its own in it
+    #[arg(value_name = "DIR")]
+    pub(crate) folder: PathBuf,
+    #[command(flatten)]
+    pub(crate) nodes: NodeChoice,
+    #[command(flatten)]
+    pub(crate) pods: PodArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CleanupArgs {
+    /// The namespace of the Pods
+    #[arg(long, value_name = "NAMESPACE", default_value = "kube-system")]
+    pub(crate) pod_namespace: String,
+}
+
+/// What a user named.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Name {
+    Target(Target),
+    Deployment(Key),
+    Node(String),
+}
+
+/// Reads a name as kubectl's users write it. The error is for the user.
+pub(crate) fn name(text: &str, namespace: &str) -> Result<Name, String> {
+    let parts: Vec<&str> = text.split('/').collect();
+    match parts.as_slice() {
+        ["node" | "nodes" | "no", node] if !node.is_empty() => Ok(Name::Node((*node).to_owned())),
+        ["deploy" | "deployment" | "deployments", name] => Ok(Name::Deployment(Key::new(namespace, name))),
+        ["deploy" | "deployment" | "deployments", namespace, name] => {
+            Ok(Name::Deployment(Key::new(namespace, name)))
+        }
+        // A whole name is not one of this namespace.
+        [kind, _] if !is_kind(kind) => Target::parse(text, None).map(Name::Target),
+        [_, _, _] => Target::parse(text, None).map(Name::Target),
+        _ => Target::parse(text, Some(namespace)).map(Name::Target),
+    }
+}
+
+fn is_kind(text: &str) -> bool {
+    ["pod", "pods", "po", "service", "services", "svc"].contains(&text)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Plugin::command().debug_assert();
+    }
+
+    #[test]
+    fn names_are_read_as_kubectl_reads_them() {
+        let read = |text: &str| match name(text, "shop") {
+            Ok(Name::Target(target)) => target.to_string(),
+            Ok(Name::Deployment(key)) => format!("deployment/{key}"),
+            Ok(Name::Node(node)) => format!("node/{node}"),
+            Err(error) => format!("error: {error}"),
+        };
+        for (text, expected) in [
+            ("cart", "service/shop/cart"),
+            ("svc/cart", "service/shop/cart"),
+            ("service/cart", "service/shop/cart"),
+            ("other/cart", "service/other/cart"),
+            ("svc/other/cart", "service/other/cart"),
+            ("pod/cart-0", "pod/shop/cart-0"),
+            ("po/other/cart-0", "pod/other/cart-0"),
+            ("deploy/cart", "deployment/shop/cart"),
+            ("deployment/other/cart", "deployment/other/cart"),
+            ("node/worker-1", "node/worker-1"),
+            ("10.96.0.10:53", "10.96.0.10:53"),
+        ] {
+            assert_eq!(read(text), expected, "{text}");
+        }
+        assert!(read("a/b/c/d").starts_with("error: "));
+        assert!(read("Cart").contains("cannot be the name of a Service"));
+    }
+
+    #[test]
+    fn kubectls_flags_are_taken_before_and_after_the_verb() {
+        let parse = |words: &[&str]| Plugin::try_parse_from(["viptrace"].iter().chain(words)).unwrap();
+        let before = parse(&["--context", "lab", "-n", "shop", "trace", "cart"]);
+        let after =
+            parse(&["trace", "cart", "--context", "lab", "-n", "shop", "--as", "eve", "--as-group", "ops"]);
+        assert_eq!(before.server.namespace, after.server.namespace);
+        assert_eq!(after.server.access().user.as_deref(), Some("eve"));
+        assert_eq!(after.server.access().groups, ["ops"]);
+    }
+}

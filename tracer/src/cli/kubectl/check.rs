@@ -1,0 +1,243 @@
+//! `kubectl viptrace check`: every node's check, as one report.
+//!
+//! The nodes only collect their texts. This machine reads the API server with the user's credentials, and judges.
+
+use std::{mem::ManuallyDrop, sync::Arc};
+
+use anyhow::anyhow;
+use futures::{StreamExt as _, stream};
+
+use super::{
+    AT_ONCE, Progress, Session, Visits,
+    args::{CheckArgs, Name, ServerArgs, name},
+    target::resolve,
+    trace::usage,
+    traces::Objects,
+    unless_stopped, with_session,
+};
+use crate::{
+    cli::{Outcome, ResultExt as _, capture, target::Target, trace::Stop},
+    cluster::Key,
+    diagnosis::triage::{CheckReport, Facts, Reading, Scope, State, nodes::NodesReport},
+    error::sentence,
+    kernel::now,
+    node::{self, capture::Capture},
+    plugin::{
+        nodes::{Choice, Wish, choose},
+        visit::{Visit, VisitError},
+        wire::{Answer, Task},
+    },
+    report::{self, Output, Printer, record_line, yaml_document},
+    text::{count, length, list},
+    time::Timestamp,
+};
+
+/// Runs the checks and prints them.
+pub(super) async fn run(
+    args: &CheckArgs,
+    server: &ServerArgs,
+    mut printer: Printer,
+    progress: &Arc<Progress>,
+) -> anyhow::Result<Outcome> {
+    let mut session = Session::open(server, &args.pods).await?;
+    let is_dry = args.pods.dry_run.is_some();
+    if !is_dry {
+        session.permitted(&mut printer).await?;
+    }
+    let mut stop = Stop::listen()?;
+    let objects = unless_stopped(&mut stop, Objects::open(&session, progress)).await?;
+    let mut wish = args.nodes.wish(&session.namespace).map_err(usage)?;
+    let service = match &args.target {
+        None => None,
+        Some(text) => match name(text, &session.namespace).map_err(usage)? {
+            Name::Node(node) => {
+                wish.nodes.push(node);
+                None
+            }
+            named => Some(service(named, text, &session, &objects).await?),
+        },
+    };
+    let choice = nodes(&objects, wish, service.as_ref())?;
+    drop(objects);
+    if is_dry {
+        return session.print_pods(&choice.nodes, args.output, &mut printer);
+    }
+    session.protect()?;
+    let report = with_session(session, &mut printer, async |session, stop| {
+        let scope = Scope { service };
+        unless_stopped(stop, check(session, progress, &choice, &scope)).await
+    })
+    .await?;
+    match args.output {
+        Output::Table | Output::Wide => {
+            let wide = args.output == Output::Wide;
+            printer.text(&report::nodes::text(&report, printer.paint(), wide))?;
+        }
+        Output::Json => printer.data(&record_line(&report)?)?,
+        Output::Yaml => printer.data(&yaml_document(&report)?)?,
+    }
+    printer.flush()?;
+    Ok(match report.state {
+        State::Broken => Outcome::Faults,
+        State::Unknown => Outcome::Incomplete,
+        State::Warnings | State::Healthy => Outcome::Clean,
+    })
+}
+
+/// The Service that a name means.
+pub(super) async fn service(
+    named: Name,
+    text: &str,
+    session: &Session,
+    objects: &Objects,
+) -> anyhow::Result<Key> {
+    let history = &objects.cluster.history;
+    let target = resolve(named, &session.client, history).await?;
+    let Some(Target::Service { namespace, name }) = target else {
+        return Err(anyhow!("{text:?} is not a Service"))
+            .hint(|| "write NAMESPACE/SERVICE, svc/NAME or deploy/NAME".to_owned());
+    };
+    Target::Service { namespace: namespace.clone(), name: name.clone() }.check(history, now())?;
+    Ok(Key::new(&namespace, &name))
+}
+
+/// The nodes to check: every node, unless the user chose.
+fn nodes(objects: &Objects, wish: Wish, service: Option<&Key>) -> anyhow::Result<Choice> {
+    let every = wish.nodes.is_empty() && wish.client.is_none() && service.is_none();
+    let wish = Wish { all: wish.all || every, ..wish };
+    choose(&objects.cluster.history, &wish, service, now()).map_err(|why| anyhow!(why))
+}
+
+/// Checks these nodes, a few at a time.
+pub(super) async fn check(
+    session: &Session,
+    progress: &Progress,
+    choice: &Choice,
+    scope: &Scope,
+) -> anyhow::Result<NodesReport> {
+    let nodes = &choice.nodes;
+    progress.say(&format!("checks {}: {}", count(nodes.len(), "node"), list(nodes)));
+    let mut checks = check_visited(session, progress, Session::not_reached(choice), scope).await;
+    for some in nodes.chunks(AT_ONCE) {
+        let visits = session.reach(some, progress).await;
+        checks.extend(check_visited(session, progress, visits, scope).await);
+    }
+    Ok(NodesReport::of(checks))
+}
+
+/// The checks of nodes that were reached.
+pub(super) async fn check_visited(
+    session: &Session,
+    progress: &Progress,
+    visits: Visits,
+    scope: &Scope,
+) -> Vec<(String, Result<CheckReport, String>)> {
+    let mut reached = Vec::new();
+    let mut checks = Vec::new();
+    for (node, visit) in visits {
+        match visit {
+            Ok(visit) => reached.push((node, visit)),
+            Err(error) => checks.push((node, Err(sentence(&error)))),
+        }
+    }
+    let mut first = Vec::new();
+    for (node, capture) in collect(session, progress, &reached).await {
+        match capture {
+            Ok(capture) => {
+                let facts = Facts::read(&capture);
+                let pause = Reading::of(&facts, scope).pause();
+                first.push((node, facts, pause));
+            }
+            Err(error) => checks.push((node, Err(sentence(&error)))),
+        }
+    }
+    let mut again = Vec::new();
+    if let Some(pause) = first.iter().filter_map(|(_, _, pause)| *pause).max() {
+        progress.say(&format!("reading again in {}: a difference may be of the moment", length(pause)));
+        tokio::time::sleep(pause).await;
+        reached.retain(|(node, _)| first.iter().any(|(name, _, pause)| name == node && pause.is_some()));
+        again = collect(session, progress, &reached).await;
+    }
+    for (node, facts, _) in first {
+        // Freeing every rule and object first would take longer than printing.
+        let facts = ManuallyDrop::new(facts);
+        let reading = Reading::of(&facts, scope);
+        let later = again.iter().position(|(name, _)| *name == node).map(|at| again.swap_remove(at).1);
+        let report = match later {
+            None => CheckReport { facts: facts.digest(), ..reading.report() },
+            Some(Ok(capture)) => {
+                let later = ManuallyDrop::new(Facts::read(&capture));
+                CheckReport { facts: later.digest(), ..reading.confirmed_by(Reading::of(&later, scope)) }
+            }
+            Some(Err(error)) => {
+                checks.push((node, Err(format!("the second reading failed: {}", sentence(&error)))));
+                continue;
+            }
+        };
+        checks.push((node, Ok(report)));
+    }
+    checks
+}
+
+/// Collects the facts of these nodes and of the cluster at the same time.
+pub(super) async fn collect(
+    session: &Session,
+    progress: &Progress,
+    visits: &[(String, Arc<Visit>)],
+) -> Vec<(String, Result<Capture, VisitError>)> {
+    let of_nodes = async {
+        let each = visits.iter().map(|(node, visit)| async {
+            progress.node(node, "reading its state and rules");
+            (node.clone(), of_node(visit, node).await)
+        });
+        stream::iter(each).buffered(AT_ONCE).collect::<Vec<_>>().await
+    };
+    let (of_nodes, objects) = tokio::join!(of_nodes, capture::Objects::read(&session.access));
+    let mut captures = Vec::new();
+    for (node, of_node) in of_nodes {
+        let capture = match of_node {
+            Ok((mut capture, ahead)) => {
+                let mut of_cluster = objects.for_node(&node).await;
+                // The node's clock is the one that its texts were read by.
+                for artifact in &mut of_cluster.artifacts {
+                    artifact.read = artifact.read.map(|read| ahead.apply(read));
+                }
+                capture::add_objects(&mut capture, of_cluster);
+                Ok(capture)
+            }
+            Err(error) => Err(error),
+        };
+        captures.push((node, capture));
+    }
+    captures
+}
+
+/// How far a node's clock is ahead of this machine's.
+#[derive(Clone, Copy, Debug)]
+struct Ahead {
+    here: Timestamp,
+    there: Timestamp,
+}
+
+impl Ahead {
+    fn apply(self, time: Timestamp) -> Timestamp {
+        time.saturating_add(self.there.since(self.here)).saturating_sub(self.here.since(self.there))
+    }
+}
+
+/// What a node reads of itself, and its clock.
+async fn of_node(visit: &Visit, node: &str) -> Result<(Capture, Ahead), VisitError> {
+    let mut talk = visit.start(Task::Capture { node: node.to_owned() }).await?;
+    let mut capture = Capture { node: Some(node.to_owned()), ..Capture::default() };
+    loop {
+        match talk.next().await? {
+            Answer::Artifact(artifact) => capture.artifacts.push(*artifact),
+            Answer::Gap(gap) => capture.gaps.push(gap),
+            Answer::Captured { taken } => {
+                capture.taken = Some(taken);
+                return Ok((capture, Ahead { here: node::now(), there: taken }));
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! `kubectl viptrace`: the verbs of the plugin, one file each.
+//!
+//! Owns the connection to the cluster, the check of the permissions, and the removal of the Pods on every way out.
+
+pub mod args;
+mod capture;
+mod check;
+mod complete;
+mod target;
+mod trace;
+mod traces;
+mod why;
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    process::ExitCode,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Context as _, anyhow, bail};
+use clap::Parser as _;
+use futures::{StreamExt as _, stream};
+use kube::{Api, Client};
+
+use crate::{
+    cli::{self, Outcome, ResultExt as _, args::Global, explain, hint, trace::Stop},
+    cluster::{Access, request_error},
+    error::sentence,
+    plugin::{
+        guard::{self, Guard, REMOVAL},
+        nodes::Choice,
+        permissions::{self, Permission},
+        pod,
+        visit::{self, Visit, VisitError, Visitor},
+    },
+    report::{Output, Printer, Verbosity, printer::ColorChoice, yaml_document},
+    text::{count, list},
+};
+use args::{CleanupArgs, Plugin, PodArgs, ServerArgs, Verb};
+pub(super) use complete::COMPLETER;
+
+/// The Pods that start at the same time.
+const AT_ONCE: usize = 16;
+/// The time between the guard's attempts.
+const RETRY: Duration = Duration::from_secs(2);
+
+/// Runs the plugin with these arguments, the program's name first.
+pub(super) fn run(args: Vec<OsString>) -> ExitCode {
+    if args.get(1).is_some_and(|word| word == guard::VERB) {
+        return if guard_pods().is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    }
+    let plugin = match Plugin::try_parse_from(args) {
+        Ok(plugin) => plugin,
+        Err(error) => return cli::usage(&error),
+    };
+    let (verbosity, color) = (plugin.global.verbosity(), plugin.global.color);
+    let printer = Printer::new(verbosity, color);
+    let progress = Arc::new(Progress::new(&plugin.global));
+    cli::log_to_stderr(verbosity);
+    let result = match plugin.verb {
+        Verb::Replay(args) => match args.resolve() {
+            Ok(options) => cli::replay::run(&options, printer),
+            Err(error) => return cli::usage(&error),
+        },
+        Verb::Explain(args) => explain::run(&args, printer),
+        Verb::Schema(args) => cli::schema::run(&args, printer),
+        Verb::Why(args) => block_on(why::run(&args, &plugin.server, printer, &progress)),
+        Verb::Trace(args) => block_on(trace::run(&args, &plugin.server, printer, &progress)),
+        Verb::Check(args) => block_on(check::run(&args, &plugin.server, printer, &progress)),
+        Verb::Capture(args) => block_on(capture::run(&args, &plugin.server, printer, &progress)),
+        Verb::Cleanup(args) => block_on(cleanup(&args, &plugin.server, printer)),
+    };
+    match result {
+        Ok(outcome) => outcome.into(),
+        Err(error) if cli::is_closed_output(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            Printer::new(verbosity, color).error(&sentence(&*error), hint::hint(&error).as_deref());
+            ExitCode::from(1)
+        }
+    }
+}
+
+/// Completes a command line: prints the candidates as kubectl reads them.
+pub(super) fn complete(words: Vec<OsString>) -> ExitCode {
+    let words: Vec<String> =
+        words.into_iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+    complete::run(&words)
+}
+
+fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("cannot start the event loop")?;
+    let done = runtime.block_on(work);
+    runtime.shutdown_background();
+    done
+}
+
+/// Nodes with the Pods that run there, or why there is none.
+type Visits = Vec<(String, Result<Arc<Visit>, VisitError>)>;
+
+/// A connection to the cluster, and the Pods of this run.
+struct Session {
+    client: Client,
+    /// The API server's URL.
+    server: String,
+    /// That of `-n`, else of the kubeconfig's context.
+    namespace: String,
+    access: Access,
+    visitor: Arc<Visitor>,
+    pods: PodArgs,
+    guard: Option<Guard>,
+    guarded: guard::Watched,
+}
+
+impl Session {
+    async fn open(server: &ServerArgs, pods: &PodArgs) -> anyhow::Result<Self> {
+        let access = server.access();
+        let (client, url, default) = access.client_and_namespace().await?;
+        let run = run_number();
+        let visitor = Visitor::new(client.clone(), pods.options(), run.clone(), pods.pod_timeout);
+        Ok(Self {
+            client,
+            server: url,
+            namespace: server.namespace.clone().unwrap_or(default),
+            access,
+            visitor: Arc::new(visitor),
+            pods: pods.clone(),
+            guard: None,
+            guarded: server.watched(&pods.pod_namespace, &run),
+        })
+    }
+
+    /// Fails unless the user may read the objects and run Pods.
+    async fn permitted(&self, printer: &mut Printer) -> anyhow::Result<()> {
+        let mut needed = permissions::to_read();
+        needed.extend(permissions::to_visit(&self.pods.pod_namespace));
+        self.require(needed, printer).await
+    }
+
+    /// Fails unless the user has these permissions. The missing ones are printed as roles.
+    async fn require(&self, needed: Vec<Permission>, printer: &mut Printer) -> anyhow::Result<()> {
+        let missing = permissions::missing(&self.client, needed).await.map_err(|error| {
+            anyhow!("cannot ask {} what you may do: {}", self.server, request_error(&error))
+        })?;
+        if missing.is_empty() {
+            return Ok(());
+        }
+        printer.data(&permissions::roles(&missing))?;
+        printer.flush()?;
+        Err(anyhow!("you lack {} for this; nothing was created", count(missing.len(), "permission")))
+            .hint(|| "an administrator can grant them: the roles are on standard output".to_owned())
+    }
+
+    /// Prints the Pods that would be created on these nodes.
+    fn print_pods(&self, nodes: &[String], output: Output, printer: &mut Printer) -> anyhow::Result<Outcome> {
+        for (number, node) in nodes.iter().enumerate() {
+            let name = format!("viptrace-{}-{number}", self.guarded.run);
+            let manifest = pod::manifest(&self.pods.options(), &name, node, &self.guarded.run);
+            let text = match output {
+                Output::Json => format!("{}\n", serde_json::to_string_pretty(&manifest)?),
+                _ => yaml_document(&manifest)?,
+            };
+            printer.data(&text)?;
+        }
+        printer.flush()?;
+        Ok(Outcome::Clean)
+    }
+
+    /// Starts the process that removes the Pods if this one is killed. Call it before the first visit.
+    fn protect(&mut self) -> anyhow::Result<()> {
+        if self.guard.is_none() {
+            self.guard = Some(Guard::start(&self.guarded)?);
+        }
+        Ok(())
+    }
+
+    /// Visits these nodes. The order is that of `nodes`.
+    async fn reach(&self, nodes: &[String], progress: &Progress) -> Visits {
+        let visits = nodes.iter().map(|node| async {
+            let reached = self.visitor.reach(node, |what| progress.node(node, what)).await;
+            (node.clone(), reached.map(Arc::new))
+        });
+        stream::iter(visits).buffered(AT_ONCE).collect().await
+    }
+
+    /// The chosen nodes that are not visited, since no Pod can start there.
+    fn not_reached(choice: &Choice) -> Visits {
+        choice.not_ready.iter().map(|node| (node.clone(), Err(VisitError::NotReady))).collect()
+    }
+
+    /// Removes the Pods of this run.
+    async fn leave(mut self, printer: &mut Printer) {
+        match self.visitor.leave().await {
+            Ok(names) => {
+                if !names.is_empty() {
+                    printer.detail(&format!("removed {}", list(&names)));
+                }
+                if let Some(guard) = self.guard.take() {
+                    guard.dismiss();
+                }
+            }
+            // The guard goes on trying.
+            Err(error) => printer.warn(&format!(
+                "Pods of this run may remain in {}: {error}; `kubectl viptrace cleanup` removes them",
+                self.pods.pod_namespace
+            )),
+        }
+    }
+}
+
+/// Does the work with a session, and removes its Pods however it ends: by a result, an error or a signal.
+async fn with_session<T>(
+    mut session: Session,
+    printer: &mut Printer,
+    work: impl AsyncFnOnce(&mut Session, &mut Stop) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let mut stop = Stop::listen()?;
+    let done = work(&mut session, &mut stop).await;
+    session.leave(printer).await;
+    done
+}
+
+/// Waits for a signal while `work` is done. The error of a stopped work is for the user.
+async fn unless_stopped<T>(
+    stop: &mut Stop,
+    work: impl Future<Output = anyhow::Result<T>>,
+) -> anyhow::Result<T> {
+    tokio::select! {
+        done = work => done,
+        () = stop.wanted() => bail!("stopped before there was a result"),
+    }
+}
+
+/// Says on standard error what the plugin waits for on each node, when that changes.
+#[derive(Debug)]
+struct Progress {
+    verbosity: Verbosity,
+    color: ColorChoice,
+    last: Mutex<BTreeMap<String, String>>,
+}
+
+impl Progress {
+    fn new(plugin: &Global) -> Self {
+        Self { verbosity: plugin.verbosity(), color: plugin.color, last: Mutex::default() }
+    }
+
+    fn say(&self, text: &str) {
+        Printer::new(self.verbosity, self.color).note(text);
+    }
+
+    fn node(&self, node: &str, text: &str) {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.insert(node.to_owned(), text.to_owned()).as_deref() != Some(text) {
+            self.say(&format!("{node}: {text}"));
+        }
+    }
+}
+
+/// A number that no other run has, as far as the clock and the process's number allow.
+fn run_number() -> String {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let mixed = since.as_nanos() as u64 ^ u64::from(std::process::id()).rotate_left(40);
+    format!("{:08x}", (mixed ^ (mixed >> 32)) as u32)
+}
+
+/// `kubectl viptrace cleanup`.
+async fn cleanup(args: &CleanupArgs, server: &ServerArgs, mut printer: Printer) -> anyhow::Result<Outcome> {
+    let (client, _) = server.access().client().await?;
+    let removed = visit::delete(&Api::namespaced(client, &args.pod_namespace), None).await?;
+    let text = match removed.as_slice() {
+        [] => format!("no Pod of the plugin is in {}\n", args.pod_namespace),
+        names => {
+            format!("removed {} from {}: {}\n", count(names.len(), "Pod"), args.pod_namespace, list(names))
+        }
+    };
+    printer.data(&text)?;
+    printer.flush()?;
+    Ok(Outcome::Clean)
+}
+
+/// The guard: waits for the plugin's end, and removes what it left.
+fn guard_pods() -> anyhow::Result<()> {
+    let Some(watched) = guard::wait()? else { return Ok(()) };
+    block_on(async {
+        let removal = async {
+            loop {
+                let removed = match watched.access().client().await {
+                    Ok((client, _)) => {
+                        visit::delete(&Api::namespaced(client, &watched.namespace), Some(&watched.run))
+                            .await
+                            .is_ok()
+                    }
+                    Err(_) => false,
+                };
+                if removed {
+                    return anyhow::Ok(());
+                }
+                tokio::time::sleep(RETRY).await;
+            }
+        };
+        tokio::time::timeout(REMOVAL, removal).await.context("the Pods could not be removed")?
+    })
+}

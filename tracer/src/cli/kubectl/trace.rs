@@ -1,0 +1,230 @@
+//! `kubectl viptrace trace`: traces on several nodes, and prints their verdicts as one report.
+//!
+//! Owns the choice of flows and the report; `traces.rs` runs the traces.
+
+use std::{
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::anyhow;
+use k8s_openapi::api::core::v1::Service;
+use kube::{Api, api::ListParams};
+
+use super::{
+    Progress, Session,
+    args::{Name, ServerArgs, TraceArgs, name},
+    target::{Filter, resolve},
+    traces::{Objects, Results, Traces},
+    unless_stopped, with_session,
+};
+use crate::{
+    cli::{Outcome, ResultExt as _, args::Hooks, trace::Stop},
+    cluster::{Cluster, Key, request_error},
+    kernel::now,
+    plugin::{nodes, permissions, visit::VisitError, wire::Connection},
+    report::{Printer, Report, Status, View},
+    session::{Arrival, Folded, Judged, NotJudged, Summary},
+    text::{count, list},
+};
+
+/// Runs until the duration has passed, or until Ctrl-C.
+pub(super) async fn run(
+    args: &TraceArgs,
+    server: &ServerArgs,
+    mut printer: Printer,
+    progress: &Arc<Progress>,
+) -> anyhow::Result<Outcome> {
+    let mut session = Session::open(server, &args.pods).await?;
+    let is_dry = args.pods.dry_run.is_some();
+    if !is_dry {
+        session.require(permissions::to_read(), &mut printer).await?;
+    }
+    let mut stop = Stop::listen()?;
+    let objects = unless_stopped(&mut stop, Objects::open(&session, progress)).await?;
+    let (filter, wish) = filter(args, server, &session, &objects).await?;
+    let service = filter.service();
+    let choice = nodes::choose(&objects.cluster.history, &wish, service.as_ref(), now())
+        .map_err(|why| anyhow!(why))?;
+    let mut agents = nodes::agents(&objects.cluster.history);
+    agents.retain(|node, _| !args.pods.own_pods && choice.nodes.contains(node));
+    let without: Vec<String> =
+        choice.nodes.iter().filter(|node| !agents.contains_key(*node)).cloned().collect();
+    if is_dry {
+        return session.print_pods(&without, args.shown.output, &mut printer);
+    }
+    let namespaces: BTreeSet<&str> = agents.values().map(|agent| &*agent.namespace).collect();
+    let mut needed: Vec<_> = namespaces.into_iter().flat_map(permissions::to_exec).collect();
+    if !without.is_empty() {
+        needed.extend(permissions::to_visit(&args.pods.pod_namespace));
+    }
+    session.require(needed, &mut printer).await?;
+    let nodes = &choice.nodes;
+    progress.say(&format!("visits {}: {} ({})", count(nodes.len(), "node"), list(nodes), choice.why));
+    for node in &choice.not_ready {
+        printer.warn(&format!("{node}: {}", VisitError::NotReady));
+    }
+    if !agents.is_empty() {
+        let names: Vec<&String> = agents.keys().collect();
+        printer.note(&format!(
+            "reads the agent on {}: failed flows and a sample of the others; --own-pods traces every flow",
+            list(&names)
+        ));
+    }
+    if !without.is_empty() || choice.may_grow {
+        session.protect()?;
+    }
+    let report =
+        Report::new(args.shown.output, args.shown.view(), Printer::new(progress.verbosity, progress.color));
+    with_session(session, &mut printer, async |session, stop| {
+        let mut view = Shown { filter, summary: Summary::default(), report };
+        let orders = task_args(&view.filter, args.shown.view(), args.duration, args.hooks);
+        let until = args.duration.filter(|_| !agents.is_empty()).map(|duration| Instant::now() + duration);
+        let mut trace = Traces::start(session, progress, objects, &choice, &agents, orders);
+        while !trace.turn(&mut view, stop, until.filter(|_| without.is_empty())).await? {}
+        let ending = trace.finish(&mut view, stop).await?;
+        view.report.finish(&view.summary, &ending)?;
+        Ok(if view.summary.counts().faults > 0 { Outcome::Faults } else { Outcome::Clean })
+    })
+    .await
+}
+
+pub(super) fn usage(why: String) -> anyhow::Error {
+    anyhow!(why)
+}
+
+/// The flows that are shown, and the nodes that the user wants.
+async fn filter(
+    args: &TraceArgs,
+    server: &ServerArgs,
+    session: &Session,
+    objects: &Objects,
+) -> anyhow::Result<(Filter, nodes::Wish)> {
+    let mut wish = args.nodes.wish(&session.namespace).map_err(usage)?;
+    let mut filter = Filter::default();
+    if let Some(text) = &args.target {
+        let named = name(text, &session.namespace).map_err(usage)?;
+        if let Name::Node(node) = &named {
+            wish.nodes.push(node.clone());
+        }
+        filter.target = resolve(named, &session.client, &objects.cluster.history).await?;
+        if let Some(target) = &filter.target {
+            target.check(&objects.cluster.history, now())?;
+        }
+    } else if !args.all_namespaces {
+        filter.namespace.clone_from(&server.namespace);
+    }
+    if let Some(selector) = &args.selector {
+        filter.services = Some(selected(session, selector, filter.namespace.as_deref()).await?);
+    }
+    Ok((filter, wish))
+}
+
+/// The Services with these labels.
+async fn selected(session: &Session, selector: &str, namespace: Option<&str>) -> anyhow::Result<Vec<Key>> {
+    let client = session.client.clone();
+    let services: Api<Service> = match namespace {
+        Some(namespace) => Api::namespaced(client, namespace),
+        None => Api::all(client),
+    };
+    let listed = services
+        .list_metadata(&ListParams::default().labels(selector))
+        .await
+        .map_err(|error| anyhow!("cannot list the Services with -l {selector}: {}", request_error(&error)))?;
+    let keys: Vec<Key> = listed
+        .items
+        .into_iter()
+        .filter_map(|item| Some(Key::new(&item.metadata.namespace?, &item.metadata.name?)))
+        .collect();
+    if keys.is_empty() {
+        return Err(anyhow!("no Service has the labels {selector}"))
+            .hint(|| "`kubectl get services -A --show-labels` lists them".to_owned());
+    }
+    Ok(keys)
+}
+
+/// The arguments of the trace on each node.
+pub(super) fn task_args(
+    filter: &Filter,
+    view: View,
+    duration: Option<Duration>,
+    hooks: Hooks,
+) -> Vec<String> {
+    let mut args: Vec<String> = filter.target.iter().map(ToString::to_string).collect();
+    // The plugin filters by namespace or labels, so it needs each flow.
+    if view == View::All || filter.namespace.is_some() || filter.services.is_some() {
+        args.push("--all".to_owned());
+    }
+    if let Some(duration) = duration {
+        args.extend(["--duration".to_owned(), format!("{}ms", duration.as_millis())]);
+    }
+    let hooks = match hooks {
+        Hooks::Full => "full",
+        Hooks::Lean => "lean",
+        Hooks::Failures => "failures",
+    };
+    args.extend(["--hooks".to_owned(), hooks.to_owned()]);
+    args
+}
+
+/// Shows the merged verdicts.
+pub(super) struct Shown {
+    pub(super) filter: Filter,
+    pub(super) summary: Summary,
+    pub(super) report: Report,
+}
+
+impl Results for Shown {
+    fn judged(&mut self, _: &str, judged: Judged) -> anyhow::Result<()> {
+        if self.filter.shows(&judged.verdict) {
+            self.summary.add(&judged);
+            self.report.show(&judged, Instant::now())?;
+        }
+        Ok(())
+    }
+
+    fn folded(&mut self, folded: Folded) {
+        if self.filter.shows(&folded.verdict) {
+            self.summary.add_folded(&folded);
+            self.report.fold(&folded, Instant::now());
+        }
+    }
+
+    fn unjudged(&mut self, flows: &NotJudged) {
+        self.summary.add_unjudged(flows);
+    }
+
+    fn arrived(&mut self, _: &str, _: &Arrival) {}
+
+    fn connected(&mut self, _: &str, _: Connection) {}
+
+    fn attached(&mut self, node: &str, hooks: usize) -> anyhow::Result<()> {
+        let what = self.filter.to_string();
+        Ok(self
+            .report
+            .note(&format!("{node}: tracing {what} with {hooks} hooks; Ctrl-C ends with a summary"))?)
+    }
+
+    fn warn(&mut self, text: &str) -> anyhow::Result<()> {
+        Ok(self.report.warn(text)?)
+    }
+
+    fn turned(&mut self, cluster: &Cluster, open: u64, lost_events: u64) -> anyhow::Result<()> {
+        if self.report.shows_status() {
+            let now = now();
+            self.report.status(Status {
+                counts: self.summary.counts(),
+                flows_open: open,
+                lost_events,
+                metadata_age: cluster.status.metadata_age(now),
+                remark: cluster.status.gaps(now).into_iter().next(),
+            });
+        }
+        Ok(self.report.tick(Instant::now())?)
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.report.deadline()
+    }
+}

@@ -1,0 +1,493 @@
+//! The traces on several nodes at once.
+//!
+//! Owns the visits of a trace, the relay of the cluster's objects to them, and the merge of what they send.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::bail;
+use kube::Client;
+use tokio::{sync::mpsc, task::JoinSet, time::sleep_until};
+
+use super::{Progress, Session, Visits};
+use crate::{
+    cli::trace::Stop,
+    cluster::{self, Cluster, Feed, Key, Opened, Source, Update},
+    kernel::now,
+    plugin::{
+        nodes::{Choice, MAX_NODES},
+        relay::Relay,
+        visit::{AgentStream, Orders, Visit, VisitError},
+        wire::{Answer, Connection, Order, Task},
+    },
+    session::{Arrival, Ending, Folded, Judged, NotJudged},
+    text::{list, safe},
+    time::Timestamp,
+    verdict::Verdict,
+};
+
+/// How long the nodes may take to judge their open flows at the end.
+const FINISH: Duration = Duration::from_secs(20);
+/// The messages of all nodes that wait to be printed.
+const QUEUE: usize = 4096;
+/// The updates that are relayed at once.
+const BATCH: usize = 512;
+/// A wait without an event is repeated.
+const IDLE: Duration = Duration::from_hours(1);
+
+/// The cluster's objects, as the plugin watches them.
+pub(super) struct Objects {
+    pub(super) cluster: Cluster,
+    feed: Feed,
+    relay: Relay,
+}
+
+impl Objects {
+    /// Reads the objects of every kind.
+    pub(super) async fn open(session: &Session, progress: &Progress) -> anyhow::Result<Self> {
+        progress.say(&format!("reading the cluster's objects from {}", safe(&session.server)));
+        let Opened { cluster, feed, .. } =
+            Source::Watch(session.access.clone()).open(cluster::LOOK_BACK).await?;
+        let mut objects = Self { cluster, feed, relay: Relay::default() };
+        let Self { cluster, feed, relay } = &mut objects;
+        cluster.sync_with(feed, |update| relay.absorb(update)).await?;
+        Ok(objects)
+    }
+
+    /// Applies an update and those that wait behind it. Returns all of them.
+    async fn absorb(&mut self, update: Update) -> Vec<Update> {
+        let mut updates = vec![update];
+        while updates.len() < BATCH {
+            let next = tokio::time::timeout(Duration::ZERO, self.feed.next()).await;
+            let Ok(update) = next else { break };
+            updates.push(update);
+        }
+        for update in &updates {
+            self.relay.absorb(update);
+            self.cluster.absorb(update.clone());
+        }
+        updates
+    }
+}
+
+/// Takes the merged results of the nodes.
+pub(super) trait Results {
+    fn judged(&mut self, node: &str, judged: Judged) -> anyhow::Result<()>;
+    fn folded(&mut self, folded: Folded);
+    fn unjudged(&mut self, flows: &NotJudged);
+    /// A flow to no Service's address, as the node of an endpoint observes those that another node translated.
+    fn arrived(&mut self, node: &str, arrival: &Arrival);
+    fn connected(&mut self, node: &str, connection: Connection);
+    /// A node observes everything from now on.
+    fn attached(&mut self, node: &str, hooks: usize) -> anyhow::Result<()>;
+    fn warn(&mut self, text: &str) -> anyhow::Result<()>;
+    /// After each turn, with the flows that are open and the events lost so far, on all nodes.
+    fn turned(&mut self, cluster: &Cluster, open: u64, lost_events: u64) -> anyhow::Result<()>;
+    fn deadline(&self) -> Option<Instant>;
+}
+
+/// What a node's task reports.
+#[derive(Debug)]
+enum Event {
+    /// It takes orders from now on.
+    Started(Orders),
+    /// Its agent hands out verdicts.
+    Agent,
+    Verdict(Box<Verdict>),
+    Answer(Answer),
+    /// It is over.
+    Over(Result<(), VisitError>),
+}
+
+/// The state of one node.
+#[derive(Debug, Default)]
+struct OneNode {
+    orders: Option<Orders>,
+    /// It observes everything since then.
+    attached: bool,
+    /// Its verdicts are those of its agent, which goes on.
+    has_agent: bool,
+    ending: Option<Ending>,
+    error: Option<VisitError>,
+    open: u64,
+    lost_events: u64,
+    is_over: bool,
+}
+
+/// The traces on all visited nodes.
+pub(super) struct Traces<'s> {
+    session: &'s Session,
+    progress: Arc<Progress>,
+    objects: Objects,
+    args: Vec<String>,
+    may_grow: bool,
+    nodes: BTreeMap<String, OneNode>,
+    events: mpsc::Receiver<(String, Event)>,
+    sender: mpsc::Sender<(String, Event)>,
+    tasks: JoinSet<()>,
+    started: Timestamp,
+}
+
+impl<'s> Traces<'s> {
+    /// Visits the chosen nodes.
+    pub(super) fn start(
+        session: &'s Session,
+        progress: &Arc<Progress>,
+        objects: Objects,
+        choice: &Choice,
+        agents: &BTreeMap<String, Key>,
+        args: Vec<String>,
+    ) -> Self {
+        let mut all = Self::new(session, progress, objects, args, choice.may_grow);
+        for node in &choice.nodes {
+            match agents.get(node) {
+                Some(agent) => all.read_agent(node, agent.clone()),
+                None => all.visit(node),
+            }
+        }
+        for node in &choice.not_ready {
+            let error = Some(VisitError::NotReady);
+            all.nodes.insert(node.clone(), OneNode { error, is_over: true, ..OneNode::default() });
+        }
+        all
+    }
+
+    /// Traces on nodes that were reached. The others have failed.
+    pub(super) fn on(
+        session: &'s Session,
+        progress: &Arc<Progress>,
+        objects: Objects,
+        visits: &Visits,
+        args: Vec<String>,
+    ) -> Self {
+        let mut all = Self::new(session, progress, objects, args, false);
+        for (node, visit) in visits {
+            if let Ok(visit) = visit {
+                all.start_task(node, Some(Arc::clone(visit)));
+            }
+        }
+        all
+    }
+
+    fn new(
+        session: &'s Session,
+        progress: &Arc<Progress>,
+        objects: Objects,
+        args: Vec<String>,
+        may_grow: bool,
+    ) -> Self {
+        let (sender, events) = mpsc::channel(QUEUE);
+        Self {
+            session,
+            progress: Arc::clone(progress),
+            objects,
+            args,
+            may_grow,
+            nodes: BTreeMap::new(),
+            events,
+            sender,
+            tasks: JoinSet::new(),
+            started: now(),
+        }
+    }
+
+    /// Starts a visit, in parallel to the others.
+    fn visit(&mut self, node: &str) {
+        self.start_task(node, None);
+    }
+
+    /// Reads what the agent of a node hands out.
+    fn read_agent(&mut self, node: &str, agent: Key) {
+        self.nodes.insert(node.to_owned(), OneNode { has_agent: true, ..OneNode::default() });
+        let (client, node, events) = (self.session.client.clone(), node.to_owned(), self.sender.clone());
+        self.tasks.spawn(async move {
+            let done = follow_agent(client, &agent, &node, &events).await;
+            drop(events.send((node, Event::Over(done))).await);
+        });
+    }
+
+    /// Starts the trace on a node, which is visited first unless it has been.
+    fn start_task(&mut self, node: &str, visit: Option<Arc<Visit>>) {
+        self.nodes.insert(node.to_owned(), OneNode::default());
+        let task = Task::Trace {
+            server: self.session.server.clone(),
+            node: node.to_owned(),
+            args: self.args.clone(),
+        };
+        let (visitor, progress) = (Arc::clone(&self.session.visitor), Arc::clone(&self.progress));
+        let (node, events) = (node.to_owned(), self.sender.clone());
+        self.tasks.spawn(async move {
+            let done = async {
+                let visit = match visit {
+                    Some(visit) => visit,
+                    None => Arc::new(visitor.reach(&node, |what| progress.node(&node, what)).await?),
+                };
+                talk(&visit, task, &node, &events).await
+            };
+            let done = done.await;
+            drop(events.send((node.clone(), Event::Over(done))).await);
+        });
+    }
+
+    /// Orders every node to connect there once.
+    pub(super) async fn connect(&self, to: SocketAddr) {
+        for orders in self.nodes.values().filter_map(|node| node.orders.as_ref()) {
+            orders.send(&Order::Connect(to)).await;
+        }
+    }
+
+    /// The nodes whose hooks are attached.
+    pub(super) fn attached(&self) -> Vec<String> {
+        self.nodes.iter().filter(|(_, node)| node.attached).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// The visited node of a Pod with this address, and whether it observed everything since that time.
+    pub(super) fn node_of(&self, ip: IpAddr, since: Timestamp) -> Option<(String, bool)> {
+        let pod = self.objects.cluster.history.pod_by_ip(ip, now())?;
+        let name = pod.node.as_deref()?;
+        let node = self.nodes.get(name)?;
+        let ending = node.ending.as_ref();
+        let is_observed = ending.is_some_and(|ending| {
+            ending.started <= since && ending.lost_events == 0 && ending.flows_evicted == 0
+        });
+        Some((name.to_owned(), is_observed))
+    }
+
+    /// Whether every node either observes or has failed.
+    pub(super) fn is_settled(&self) -> bool {
+        self.nodes.values().all(|node| node.attached || node.is_over)
+    }
+
+    /// Waits for one event and takes those behind it. Returns whether the trace is over: by a signal, the end of every node's
+    /// trace, `until`, or because the results are done.
+    pub(super) async fn turn(
+        &mut self,
+        results: &mut impl Results,
+        stop: &mut Stop,
+        until: Option<Instant>,
+    ) -> anyhow::Result<bool> {
+        let deadline = [results.deadline(), until].into_iter().flatten().min();
+        tokio::select! {
+            biased;
+            () = stop.wanted() => return Ok(true),
+            Some((node, event)) = self.events.recv() => {
+                self.take(&node, event, results).await?;
+                for _ in 0..QUEUE {
+                    let Ok((node, event)) = self.events.try_recv() else { break };
+                    self.take(&node, event, results).await?;
+                }
+            }
+            update = self.objects.feed.next() => {
+                let updates = self.objects.absorb(update).await;
+                self.relay(updates).await;
+            }
+            () = sleep_until(deadline.unwrap_or_else(|| Instant::now() + IDLE).into()) => {}
+        }
+        let open = self.nodes.values().map(|node| node.open).sum();
+        let lost = self.nodes.values().map(|node| node.lost_events).sum();
+        results.turned(&self.objects.cluster, open, lost)?;
+        if self.nodes.values().all(|node| node.is_over) {
+            self.require_one()?;
+            return Ok(true);
+        }
+        Ok(until.is_some_and(|until| Instant::now() >= until))
+    }
+
+    async fn relay(&self, updates: Vec<Update>) {
+        for update in updates {
+            let order = Order::Update(Box::new(update.for_relay()));
+            for orders in self.nodes.values().filter_map(|node| node.orders.as_ref()) {
+                orders.send(&order).await;
+            }
+        }
+    }
+
+    async fn take(&mut self, name: &str, event: Event, results: &mut impl Results) -> anyhow::Result<()> {
+        let Some(node) = self.nodes.get_mut(name) else { return Ok(()) };
+        match event {
+            Event::Started(orders) => {
+                for update in self.objects.relay.updates(now()) {
+                    orders.send(&Order::Update(Box::new(update.for_relay()))).await;
+                }
+                node.orders = Some(orders);
+            }
+            Event::Agent => node.attached = true,
+            Event::Verdict(verdict) => {
+                self.grow(&verdict);
+                results.judged(name, Judged { verdict: *verdict, before: None, connect_time: None })?;
+            }
+            Event::Over(done) => {
+                node.is_over = true;
+                node.orders = None;
+                if let Err(error) = done {
+                    results.warn(&format!("{name}: {error}"))?;
+                    node.error = Some(error);
+                }
+            }
+            Event::Answer(answer) => match answer {
+                Answer::Attached { hooks } => {
+                    node.attached = true;
+                    results.attached(name, hooks)?;
+                }
+                Answer::Warning(text) => results.warn(&format!("{name}: {text}"))?,
+                Answer::Status { open, lost_events } => (node.open, node.lost_events) = (open, lost_events),
+                Answer::Judged(judged) => {
+                    self.grow(&judged.verdict);
+                    results.judged(name, *judged)?;
+                }
+                Answer::Folded(folded) => {
+                    self.grow(&folded.verdict);
+                    results.folded(*folded);
+                }
+                Answer::Unjudged(flows) => results.unjudged(&flows),
+                Answer::Arrived(arrival) => results.arrived(name, &arrival),
+                Answer::Connected(connection) => results.connected(name, connection),
+                Answer::Ended(ending) => node.ending = Some(*ending),
+                Answer::Hello { .. }
+                | Answer::Artifact(_)
+                | Answer::Gap(_)
+                | Answer::Captured { .. }
+                | Answer::Failed { .. } => {}
+            },
+        }
+        Ok(())
+    }
+
+    /// Visits the node of a client too, where only the endpoints' nodes were chosen.
+    fn grow(&mut self, verdict: &Verdict) {
+        if !self.may_grow || self.nodes.len() >= MAX_NODES {
+            return;
+        }
+        let client = verdict.flow.client.ip();
+        let history = &self.objects.cluster.history;
+        let node = history.pod_by_ip(client, now()).and_then(|pod| pod.node.clone());
+        if let Some(node) = node.filter(|node| !self.nodes.contains_key(&**node)) {
+            self.progress.node(&node, "a client of the Service is there");
+            self.visit(&node);
+        }
+    }
+
+    /// Fails if no node could be traced.
+    fn require_one(&mut self) -> anyhow::Result<()> {
+        if self.nodes.values().any(|node| node.attached) {
+            return Ok(());
+        }
+        match self.nodes.iter_mut().find_map(|(name, node)| Some((name, node.error.take()?))) {
+            Some((name, error)) => {
+                Err(anyhow::Error::new(error).context(format!("no node could be traced; {name}")))
+            }
+            None => bail!("no node could be traced"),
+        }
+    }
+
+    /// Ends every trace, takes what they still judge, and merges their endings.
+    pub(super) async fn finish(
+        &mut self,
+        results: &mut impl Results,
+        stop: &mut Stop,
+    ) -> anyhow::Result<Ending> {
+        for orders in self.nodes.values().filter_map(|node| node.orders.as_ref()) {
+            orders.send(&Order::Stop).await;
+        }
+        let until = Instant::now() + FINISH;
+        while Instant::now() < until
+            && self.nodes.values().any(|node| !node.is_over && node.attached && !node.has_agent)
+        {
+            tokio::select! {
+                biased;
+                () = stop.wanted() => break,
+                Some((node, event)) = self.events.recv() => self.take(&node, event, results).await?,
+                () = sleep_until(until.into()) => {}
+            }
+        }
+        self.tasks.abort_all();
+        Ok(self.ending())
+    }
+
+    fn ending(&mut self) -> Ending {
+        let mut merged = Ending { started: self.started, ended: now(), ..Ending::default() };
+        let mut gaps: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
+        let mut suppressed: BTreeMap<Key, u64> = BTreeMap::new();
+        for (name, node) in &self.nodes {
+            if node.has_agent && node.error.is_none() {
+                gaps.entry("healthy flows are a sample: that of the agent".to_owned())
+                    .or_default()
+                    .insert(name);
+                continue;
+            }
+            let Some(ending) = &node.ending else {
+                let why = match &node.error {
+                    Some(error) => error.to_string(),
+                    None => "it was left before its end".to_owned(),
+                };
+                gaps.entry(format!("not traced to the end: {why}")).or_default().insert(name);
+                merged.lost_events += node.lost_events;
+                continue;
+            };
+            merged.flows_open += ending.flows_open;
+            merged.flows_evicted += ending.flows_evicted;
+            merged.lost_events += ending.lost_events;
+            merged.suppressed_events += ending.suppressed_events;
+            for (service, count) in &ending.suppressed_by_service {
+                *suppressed.entry(service.clone()).or_default() += count;
+            }
+            for gap in &ending.gaps {
+                gaps.entry(gap.clone()).or_default().insert(name);
+            }
+        }
+        merged.suppressed_by_service = suppressed.into_iter().collect();
+        merged.metadata_age = self.objects.cluster.status.metadata_age(now());
+        let all = self.nodes.len();
+        merged.gaps = gaps
+            .into_iter()
+            .map(|(gap, nodes)| {
+                let names: Vec<&str> = nodes.into_iter().collect();
+                if names.len() == all && all > 1 {
+                    format!("every node: {gap}")
+                } else {
+                    format!("{}: {gap}", list(&names))
+                }
+            })
+            .collect();
+        merged
+    }
+}
+
+/// Passes on what an agent hands out, until it ends.
+async fn follow_agent(
+    client: Client,
+    agent: &Key,
+    node: &str,
+    events: &mpsc::Sender<(String, Event)>,
+) -> Result<(), VisitError> {
+    let mut stream = AgentStream::open(client, agent).await?;
+    let send = async |event| drop(events.send((node.to_owned(), event)).await);
+    send(Event::Agent).await;
+    loop {
+        send(Event::Verdict(Box::new(stream.next().await?))).await;
+    }
+}
+
+/// Talks with a node until its task ends.
+async fn talk(
+    visit: &Visit,
+    task: Task,
+    node: &str,
+    events: &mpsc::Sender<(String, Event)>,
+) -> Result<(), VisitError> {
+    let mut conversation = visit.start(task).await?;
+    let send = async |event| drop(events.send((node.to_owned(), event)).await);
+    send(Event::Started(conversation.orders())).await;
+    loop {
+        let answer = conversation.next().await?;
+        let is_end = matches!(answer, Answer::Ended(_));
+        send(Event::Answer(answer)).await;
+        if is_end {
+            return Ok(());
+        }
+    }
+}

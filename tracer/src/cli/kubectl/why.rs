@@ -1,0 +1,277 @@
+//! `kubectl viptrace why`: the check of the nodes that matter and a short trace there, joined to one answer.
+
+use std::{
+    io::{self, IsTerminal as _, Write as _},
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{anyhow, bail};
+
+use super::{
+    Progress, Session,
+    args::{ServerArgs, WhyArgs, name},
+    check::{check_visited, service},
+    target::Filter,
+    trace::{task_args, usage},
+    traces::{Objects, Results, Traces},
+    unless_stopped, with_session,
+};
+use crate::{
+    cli::{Outcome, ResultExt as _, args::Hooks, target::Target, trace::Stop},
+    cluster::{Cluster, Key},
+    diagnosis::triage::{Scope, State, nodes::NodesReport},
+    kernel::now,
+    net::Protocol,
+    plugin::{
+        nodes::choose,
+        wire::{Connected, Connection},
+    },
+    report::{self, Output, Printer, View, record_line, yaml_document},
+    session::{
+        Arrival, Folded, Judged, NotJudged, Summary,
+        why::{Ends, FarEnd, Probe, Why},
+    },
+    text::{count, list},
+};
+
+/// How long a probe's flow may take to be judged after its result.
+const JUDGED: Duration = Duration::from_secs(4);
+/// How long the results of the probes may take.
+const PROBED: Duration = Duration::from_secs(8);
+/// The most addresses and ports of a Service that are probed.
+const MAX_PROBES: usize = 8;
+
+/// Answers why a Service fails.
+pub(super) async fn run(
+    args: &WhyArgs,
+    server: &ServerArgs,
+    mut printer: Printer,
+    progress: &Arc<Progress>,
+) -> anyhow::Result<Outcome> {
+    let mut session = Session::open(server, &args.pods).await?;
+    let is_dry = args.pods.dry_run.is_some();
+    if !is_dry {
+        session.permitted(&mut printer).await?;
+    }
+    let mut stop = Stop::listen()?;
+    let objects = unless_stopped(&mut stop, Objects::open(&session, progress)).await?;
+    let named = name(&args.target, &session.namespace).map_err(usage)?;
+    let key = service(named, &args.target, &session, &objects).await?;
+    let wish = args.nodes.wish(&session.namespace).map_err(usage)?;
+    let choice = choose(&objects.cluster.history, &wish, Some(&key), now()).map_err(|why| anyhow!(why))?;
+    if is_dry {
+        return session.print_pods(&choice.nodes, args.output, &mut printer);
+    }
+    let probed = if args.probe { addresses(&objects.cluster, &key)? } else { Vec::new() };
+    if !probed.is_empty() && !args.yes {
+        agree(&probed, &choice.nodes)?;
+    }
+    progress.say(&format!(
+        "visits {}: {} ({})",
+        count(choice.nodes.len(), "node"),
+        list(&choice.nodes),
+        choice.why
+    ));
+    session.protect()?;
+    let why = with_session(session, &mut printer, async |session, stop| {
+        let mut visits = Session::not_reached(&choice);
+        visits
+            .extend(unless_stopped(stop, async { Ok(session.reach(&choice.nodes, progress).await) }).await?);
+        let filter = Filter {
+            target: Some(Target::Service {
+                namespace: key.namespace.to_string(),
+                name: key.name.to_string(),
+            }),
+            ..Filter::default()
+        };
+        let scope = Scope { service: Some(key.clone()) };
+        let mut seen = Seen {
+            filter,
+            summary: Summary::default(),
+            ends: Ends::default(),
+            probes: Vec::new(),
+            warnings: Vec::new(),
+        };
+        let words = task_args(&seen.filter, View::All, None, Hooks::Full);
+        let mut trace = Traces::on(session, progress, objects, &visits, words);
+        let checks = check_visited(session, progress, visits, &scope);
+        let observed = async {
+            observe(&mut trace, &mut seen, stop, args.duration, &probed, progress).await?;
+            trace.finish(&mut seen, stop).await
+        };
+        let (checks, ending) = tokio::join!(checks, observed);
+        let far_end = seen.far_end(&trace);
+        let gaps = match ending {
+            Ok(ending) => ending.gaps,
+            // The checks may still answer.
+            Err(error) => vec![format!("no trace: {error:#}")],
+        };
+        let gaps = gaps.into_iter().chain(seen.warnings).collect();
+        let check = NodesReport::of(checks);
+        let causes = seen.summary.causes();
+        let mut why = Why::of(key.to_string(), check, &causes, seen.summary.counts(), seen.probes, gaps);
+        if let Some(far_end) = &far_end {
+            why.add_far_end(far_end);
+        }
+        anyhow::Ok(why)
+    })
+    .await?;
+    match args.output {
+        Output::Table | Output::Wide => {
+            printer.text(&report::why::text(&why, printer.paint(), args.output == Output::Wide))?;
+        }
+        Output::Json => printer.data(&record_line(&why)?)?,
+        Output::Yaml => printer.data(&yaml_document(&why)?)?,
+    }
+    printer.flush()?;
+    Ok(match why.state {
+        State::Broken => Outcome::Faults,
+        State::Unknown => Outcome::Incomplete,
+        State::Warnings | State::Healthy => Outcome::Clean,
+    })
+}
+
+/// The addresses and TCP ports to connect to.
+fn addresses(cluster: &Cluster, key: &Key) -> anyhow::Result<Vec<SocketAddr>> {
+    let service = cluster.history.service(key, now()).ok_or_else(|| anyhow!("there is no Service {key}"))?;
+    let ports = service.ports.iter().filter(|port| port.protocol == Protocol::TCP);
+    let all: Vec<SocketAddr> = ports
+        .flat_map(|port| service.cluster_ips.iter().map(move |ip| SocketAddr::new(*ip, port.port)))
+        .take(MAX_PROBES)
+        .collect();
+    if all.is_empty() {
+        return Err(anyhow!("{key} has no ClusterIP with a TCP port: there is nothing to connect to"))
+            .hint(|| "leave --probe out, and let a client connect".to_owned());
+    }
+    Ok(all)
+}
+
+/// Asks before it connects. Without a terminal the flag is the consent.
+fn agree(probed: &[SocketAddr], nodes: &[String]) -> anyhow::Result<()> {
+    if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
+        return Ok(());
+    }
+    let connections = probed.len() * nodes.len();
+    let places: Vec<String> = probed.iter().map(ToString::to_string).collect();
+    let mut err = io::stderr().lock();
+    write!(
+        err,
+        "viptrace will make {}, to {} from each of the nodes {}, and close them at once. Go on? [y/N] ",
+        count(connections, "connection"),
+        list(&places),
+        list(nodes)
+    )?;
+    err.flush()?;
+    let mut answer = String::new();
+    io::stdin().read_line(&mut answer)?;
+    if !matches!(answer.trim(), "y" | "Y" | "yes") {
+        bail!("nothing was done");
+    }
+    Ok(())
+}
+
+/// Waits until every node observes, connects, and watches for a while.
+async fn observe(
+    trace: &mut Traces<'_>,
+    seen: &mut Seen,
+    stop: &mut Stop,
+    duration: Duration,
+    probed: &[SocketAddr],
+    progress: &Progress,
+) -> anyhow::Result<()> {
+    while !trace.is_settled() {
+        if trace.turn(seen, stop, None).await? {
+            return Ok(());
+        }
+    }
+    let attached = trace.attached();
+    if !probed.is_empty() {
+        let places: Vec<String> = probed.iter().map(ToString::to_string).collect();
+        progress.say(&format!("connects to {} from {}", list(&places), list(&attached)));
+        for to in probed {
+            trace.connect(*to).await;
+        }
+        let until = Instant::now() + PROBED;
+        while seen.probes.len() < probed.len() * attached.len() && Instant::now() < until {
+            if trace.turn(seen, stop, Some(until)).await? && Instant::now() < until {
+                return Ok(());
+            }
+        }
+    }
+    let pause = if probed.is_empty() { duration } else { JUDGED.min(duration) };
+    if probed.is_empty() {
+        progress.say(&format!("watches the connections of its clients for {} s", pause.as_secs_f64()));
+    }
+    let until = Instant::now() + pause;
+    while !trace.turn(seen, stop, Some(until)).await? {}
+    Ok(())
+}
+
+/// What the trace has shown.
+struct Seen {
+    filter: Filter,
+    summary: Summary,
+    ends: Ends,
+    probes: Vec<Probe>,
+    warnings: Vec<String>,
+}
+
+impl Seen {
+    /// The first faulty flow as its endpoint's node observed it.
+    fn far_end(&self, trace: &Traces<'_>) -> Option<FarEnd> {
+        let causes = self.summary.causes();
+        let verdict = &causes.iter().find(|cause| cause.verdict.class.is_fault())?.verdict;
+        let (node, is_observed) = trace.node_of(verdict.flow.endpoint?.ip(), verdict.flow.started)?;
+        self.ends.of(verdict, &node, is_observed)
+    }
+}
+
+impl Results for Seen {
+    fn judged(&mut self, _: &str, judged: Judged) -> anyhow::Result<()> {
+        if self.filter.shows(&judged.verdict) {
+            self.summary.add(&judged);
+        }
+        Ok(())
+    }
+
+    fn folded(&mut self, folded: Folded) {
+        self.summary.add_folded(&folded);
+    }
+
+    fn unjudged(&mut self, flows: &NotJudged) {
+        self.summary.add_unjudged(flows);
+    }
+
+    fn arrived(&mut self, node: &str, arrival: &Arrival) {
+        self.ends.add(node, arrival);
+    }
+
+    fn connected(&mut self, node: &str, connection: Connection) {
+        let (is_established, result) = match connection.result {
+            Connected::Established => (true, "established".to_owned()),
+            Connected::Refused => (false, "refused".to_owned()),
+            Connected::TimedOut => (false, "no answer".to_owned()),
+            Connected::Failed(why) => (false, why),
+        };
+        self.probes.push(Probe::new(node, connection.to, is_established, result, connection.took));
+    }
+
+    fn attached(&mut self, _: &str, _: usize) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    fn warn(&mut self, text: &str) -> anyhow::Result<()> {
+        self.warnings.push(text.to_owned());
+        Ok(())
+    }
+
+    fn turned(&mut self, _: &Cluster, _: u64, _: u64) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
+}

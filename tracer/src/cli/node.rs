@@ -1,0 +1,242 @@
+//! `viptrace node`: what the plugin runs on a node, in a Pod of its own or in the agent's.
+//!
+//! Does one task and answers on standard output (`plugin/wire.rs`). With `--hold` it only keeps its Pod alive until standard
+//! input ends, so that the Pod ends with the plugin that attached to it.
+
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use clap::{Args, Parser as _};
+use futures::StreamExt as _;
+use tokio::{
+    io::{self, AsyncReadExt as _},
+    net::TcpStream,
+    sync::mpsc,
+    time::timeout,
+};
+
+use crate::{
+    cli::{
+        Outcome,
+        args::{Cli, TraceOptions, Verb},
+        hint,
+        trace::{Sink, Stop, Trace},
+    },
+    cluster::{self, Opened},
+    error::sentence,
+    kernel::{allocator, tracer::Tracer},
+    node::{self, Collector},
+    plugin::wire::{self, Answer, Connected, Connection, Order, Request, Task, VERSION},
+    recording::{Header, Recorded},
+    report::write_record,
+    session::{Judgements, Pair, Pipeline},
+    time::Timestamp,
+};
+
+/// The longest wait for the request.
+const REQUEST_LIMIT: Duration = Duration::from_mins(1);
+/// The longest wait for an answer to a connection: of three SYNs, the third is sent after 3 s.
+const CONNECT_LIMIT: Duration = Duration::from_secs(4);
+/// The objects that wait to be applied.
+const QUEUE: usize = 4096;
+/// The interval of [`Answer::Status`].
+const STATUS: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Args)]
+pub struct NodeArgs {
+    /// Only wait until standard input ends
+    #[arg(long)]
+    pub hold: bool,
+}
+
+/// Does the task of the first line. Errors go to the plugin, as the last line.
+pub(super) fn run(args: &NodeArgs) -> anyhow::Result<Outcome> {
+    allocator::keep_little();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("cannot start the event loop")?;
+    let done = runtime.block_on(async {
+        if args.hold {
+            return hold().await;
+        }
+        match Box::pin(serve()).await {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                send(&Answer::Failed { error: sentence(&*error), hint: hint::hint(&error) })?;
+                Ok(())
+            }
+        }
+    });
+    // The thread that reads standard input is abandoned.
+    runtime.shutdown_background();
+    done.map(|()| Outcome::Clean)
+}
+
+/// Waits for the end of standard input, or for a signal.
+async fn hold() -> anyhow::Result<()> {
+    let mut stop = Stop::listen()?;
+    let mut input = io::stdin();
+    let mut ignored = [0; 64];
+    loop {
+        tokio::select! {
+            () = stop.wanted() => return Ok(()),
+            read = input.read(&mut ignored) => if read.unwrap_or(0) == 0 {
+                return Ok(());
+            },
+        }
+    }
+}
+
+async fn serve() -> anyhow::Result<()> {
+    let mut lines = wire::lines(io::stdin());
+    send(&Answer::Hello { viptrace: VERSION, version: env!("CARGO_PKG_VERSION").to_owned() })?;
+    let Ok(first) = timeout(REQUEST_LIMIT, lines.next()).await else {
+        bail!("no request came within {} s", REQUEST_LIMIT.as_secs());
+    };
+    let Some(first) = first else { return Ok(()) };
+    let request: Request = wire::message(&first?)?;
+    if request.viptrace != VERSION {
+        bail!(
+            "this is viptrace {}, which speaks version {VERSION} of the plugin's protocol, not {}",
+            env!("CARGO_PKG_VERSION"),
+            request.viptrace
+        );
+    }
+    match request.task {
+        Task::Capture { node } => capture(node).await,
+        Task::Trace { server, node, args } => {
+            let options = options(&args, node)?;
+            let (updates, received) = mpsc::channel(QUEUE);
+            let (stops, stopped) = mpsc::channel(1);
+            tokio::spawn(async move {
+                while let Some(Ok(line)) = lines.next().await {
+                    // An order of a later version is skipped.
+                    let Ok(order) = wire::message(&line) else { continue };
+                    match order {
+                        // The receivers end with the trace.
+                        Order::Update(update) => drop(updates.send(update.relayed()).await),
+                        Order::Stop => drop(stops.send(()).await),
+                        Order::Connect(to) => drop(tokio::spawn(connect(to))),
+                    }
+                }
+            });
+            let stop = Stop::listen()?.or_by(stopped);
+            Box::pin(trace(&options, Opened::relayed(&server, cluster::LOOK_BACK, received), stop)).await
+        }
+    }
+}
+
+/// The options of a trace with these arguments.
+fn options(args: &[String], node: String) -> anyhow::Result<TraceOptions> {
+    let words = ["viptrace", "trace"].into_iter().chain(args.iter().map(String::as_str));
+    let parsed = Cli::try_parse_from(words).and_then(|cli| match cli.verb {
+        Verb::Trace(args) => args.resolve().map(Some),
+        _ => Ok(None),
+    });
+    let options = parsed.map_err(|error| anyhow::anyhow!("{}", error.render()))?;
+    let options = options.context("the arguments are not those of a trace")?;
+    Ok(TraceOptions { node: Some(node), ..options })
+}
+
+async fn capture(node: String) -> anyhow::Result<()> {
+    let capture = Collector::default().collect(node::Request::Check).await;
+    for artifact in capture.artifacts {
+        send(&Answer::Artifact(Box::new(artifact)))?;
+    }
+    for gap in capture.gaps {
+        send(&Answer::Gap(gap))?;
+    }
+    tracing::debug!("captured {node}");
+    send(&Answer::Captured { taken: node::now() })
+}
+
+async fn trace(options: &TraceOptions, opened: Opened, mut stop: Stop) -> anyhow::Result<()> {
+    let mut sink = Relay { status: None };
+    let mut trace = Trace::begin_with(options, opened, &mut sink, &mut stop).await?;
+    trace.watch(&mut sink, &mut stop).await?;
+    let (ending, _) = trace.finish(&mut sink, &mut stop).await?;
+    send(&Answer::Ended(Box::new(ending)))
+}
+
+/// Makes one connection and reports its result.
+async fn connect(to: SocketAddr) {
+    let began = Instant::now();
+    let (from, result) = match timeout(CONNECT_LIMIT, TcpStream::connect(to)).await {
+        Ok(Ok(stream)) => (stream.local_addr().ok(), Connected::Established),
+        Ok(Err(error)) if error.kind() == std::io::ErrorKind::ConnectionRefused => (None, Connected::Refused),
+        Ok(Err(error)) => (None, Connected::Failed(sentence(&error))),
+        Err(_) => (None, Connected::TimedOut),
+    };
+    let connection = Connection { to, from, result, took: began.elapsed() };
+    // A closed output ends the trace, too.
+    drop(send(&Answer::Connected(connection)));
+}
+
+/// Writes an answer to standard output at once. A reader that takes none blocks the caller: what the kernel reports
+/// meanwhile is counted as lost.
+fn send(answer: &Answer) -> anyhow::Result<()> {
+    Ok(write_record(&wire::line(answer)?)?)
+}
+
+/// Sends the results of a trace to the plugin.
+struct Relay {
+    /// When the last status was sent.
+    status: Option<Instant>,
+}
+
+impl Sink for Relay {
+    fn warn(&mut self, text: &str) -> anyhow::Result<()> {
+        send(&Answer::Warning(text.to_owned()))
+    }
+
+    fn attached(&mut self, tracer: &Tracer, _: Header) -> anyhow::Result<()> {
+        send(&Answer::Attached { hooks: tracer.attached().len() })
+    }
+
+    /// The ending names it.
+    fn hook_changed(&mut self, _: &str) {}
+
+    fn hooks_are(&mut self, _: Header) {}
+
+    fn show(&mut self, judgements: Judgements, pipeline: &Pipeline, _: Timestamp) -> anyhow::Result<()> {
+        // The plugin chooses among them.
+        for judged in judgements.judged {
+            send(&Answer::Judged(Box::new(judged)))?;
+        }
+        for folded in judgements.folded {
+            send(&Answer::Folded(Box::new(folded)))?;
+        }
+        for flows in judgements.unjudged {
+            send(&Answer::Unjudged(flows))?;
+        }
+        for arrival in judgements.arrivals {
+            send(&Answer::Arrived(arrival))?;
+        }
+        if self.status.is_none_or(|sent| sent.elapsed() >= STATUS) {
+            self.status = Some(Instant::now());
+            send(&Answer::Status { open: pipeline.counters().open, lost_events: pipeline.lost_events() })?;
+        }
+        Ok(())
+    }
+
+    fn started(&mut self, _: Option<Pair>, _: u64) {}
+
+    fn uncounted(&mut self, _: u64) {}
+
+    fn turned(&mut self, _: &mut Recorded, _: Option<&Tracer>, _: Timestamp) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    async fn wanted(&mut self) {
+        std::future::pending::<()>().await;
+    }
+}

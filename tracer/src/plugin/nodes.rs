@@ -1,0 +1,240 @@
+//! The choice of nodes. Pure: it knows the cluster's history only.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use super::pod::{MANAGED_BY, NAME};
+use crate::{
+    cluster::{History, Key, model::Pod},
+    text::list,
+    time::Timestamp,
+};
+
+/// The most nodes that are visited without an explicit choice.
+pub(crate) const MAX_NODES: usize = 10;
+
+/// What the user said about the nodes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Wish {
+    pub(crate) nodes: Vec<String>,
+    pub(crate) all: bool,
+    /// The client whose node matters.
+    pub(crate) client: Option<Key>,
+}
+
+/// The nodes to visit, and why these.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Choice {
+    pub(crate) nodes: Vec<String>,
+    pub(crate) why: String,
+    /// Nodes that would be visited, but are not ready: no Pod can start there.
+    pub(crate) not_ready: Vec<String>,
+    /// Nodes whose Pods are seen talking to the Service join later.
+    pub(crate) may_grow: bool,
+}
+
+/// Chooses the nodes for this Service, or for the whole cluster. The error is for the user.
+pub(crate) fn choose(
+    history: &History,
+    wish: &Wish,
+    service: Option<&Key>,
+    now: Timestamp,
+) -> Result<Choice, String> {
+    let known: BTreeSet<&str> = history.nodes().map(|node| &*node.key.name).collect();
+    let fixed = |nodes: Vec<String>, why: String| ready(history, Choice { nodes, why, ..Choice::default() });
+    if !wish.nodes.is_empty() {
+        if let Some(unknown) = wish.nodes.iter().find(|name| !known.contains(name.as_str())) {
+            return Err(format!("the cluster has no Node {unknown}; it has {}", shortened(&known)));
+        }
+        let nodes: BTreeSet<&String> = wish.nodes.iter().collect();
+        return Ok(fixed(nodes.into_iter().cloned().collect(), "chosen by --node".to_owned()));
+    }
+    let all = || known.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+    if known.is_empty() {
+        return Err("the cluster has no Node".to_owned());
+    }
+    if wish.all {
+        return Ok(fixed(all(), "all".to_owned()));
+    }
+    if let Some(client) = &wish.client {
+        let pod = history.pod(client, now).ok_or_else(|| format!("there is no Pod {client}"))?;
+        let node = pod.node.as_deref().ok_or_else(|| format!("the Pod {client} is on no node yet"))?;
+        return Ok(fixed(vec![node.to_owned()], format!("that of the client {client}")));
+    }
+    if known.len() <= MAX_NODES {
+        return Ok(fixed(all(), "all of this cluster".to_owned()));
+    }
+    let Some(service) = service else {
+        return Err(format!(
+            "the cluster has {} nodes: name a Service, choose with --node NAME or --client pod/NAMESPACE/NAME, or visit \
+             every node with --all-nodes",
+            known.len()
+        ));
+    };
+    let mut of_endpoints = endpoint_nodes(history, service, now);
+    of_endpoints.retain(|name| known.contains(name.as_str()));
+    if of_endpoints.is_empty() {
+        return Err(format!(
+            "{service} has no endpoint on a node, and the cluster has {} nodes: choose that of a client with --node NAME or \
+             --client pod/NAMESPACE/NAME",
+            known.len()
+        ));
+    }
+    let count = of_endpoints.len();
+    let why = if count > MAX_NODES {
+        format!("{MAX_NODES} of the {count} with endpoints of {service}")
+    } else {
+        format!("those with endpoints of {service}")
+    };
+    let nodes = of_endpoints.into_iter().take(MAX_NODES).collect();
+    Ok(ready(history, Choice { nodes, why, may_grow: true, ..Choice::default() }))
+}
+
+/// Separates the nodes that are not ready.
+fn ready(history: &History, mut choice: Choice) -> Choice {
+    let is_ready =
+        |name: &String| history.nodes().any(|node| *node.key.name == **name && node.ready == Some(true));
+    (choice.nodes, choice.not_ready) = choice.nodes.into_iter().partition(is_ready);
+    choice
+}
+
+/// The ready agent on each node that has one.
+pub(crate) fn agents(history: &History) -> BTreeMap<String, Key> {
+    let is_agent = |pod: &&Arc<Pod>| {
+        pod.ready
+            && pod.deletion.is_none()
+            && pod.labels.get(NAME.0) == Some(NAME.1)
+            && pod.labels.get(MANAGED_BY.0) != Some(MANAGED_BY.1)
+    };
+    let agents = history.pods().filter(is_agent);
+    agents.filter_map(|pod| Some((pod.node.as_deref()?.to_owned(), pod.key.clone()))).collect()
+}
+
+/// The nodes of a Service's endpoints.
+fn endpoint_nodes(history: &History, service: &Key, now: Timestamp) -> BTreeSet<String> {
+    let Some(found) = history.service(service, now) else { return BTreeSet::new() };
+    let states = found.ports.iter().flat_map(|port| history.endpoints(service, port, now));
+    states.filter_map(|state| state.node.map(str::to_owned)).collect()
+}
+
+fn shortened(names: &BTreeSet<&str>) -> String {
+    const SHOWN: usize = 8;
+    let first: Vec<String> = names.iter().take(SHOWN).map(|name| (*name).to_owned()).collect();
+    match names.len().checked_sub(SHOWN) {
+        None | Some(0) => list(&first),
+        Some(more) => format!("{} and {more} more", first.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::cluster::{Kind, trim::trim};
+
+    fn put(history: &mut History, kind: Kind, object: &Value) {
+        let trimmed = trim(kind, object, &mut Vec::new()).unwrap();
+        history.apply_listed(Timestamp::from_unix_secs(5), trimmed);
+        history.mark_known(kind);
+    }
+
+    /// A cluster of so many nodes, of which the last is not ready, with an endpoint and a client.
+    fn cluster(nodes: usize) -> History {
+        let mut history = History::new(crate::cluster::LOOK_BACK);
+        for number in 1..=nodes {
+            let status = if number == nodes && number > 1 { "Unknown" } else { "True" };
+            put(
+                &mut history,
+                Kind::Node,
+                &json!({
+                    "metadata": {"name": format!("n{number:02}"), "uid": format!("n{number}")},
+                    "status": {"conditions": [{"type": "Ready", "status": status}]},
+                }),
+            );
+        }
+        put(
+            &mut history,
+            Kind::Service,
+            &json!({
+                "metadata": {"namespace": "shop", "name": "cart", "uid": "s"},
+                "spec": {"clusterIP": "10.96.0.9", "clusterIPs": ["10.96.0.9"], "ports": [{"port": 80}]},
+            }),
+        );
+        put(
+            &mut history,
+            Kind::EndpointSlice,
+            &json!({
+                "metadata": {"namespace": "shop", "name": "cart-1", "uid": "e", "labels": {"kubernetes.io/service-name": "cart"}},
+                "addressType": "IPv4",
+                "ports": [{"port": 8080, "protocol": "TCP"}],
+                "endpoints": [{"addresses": ["10.244.2.5"], "nodeName": "n02", "conditions": {"ready": true}}],
+            }),
+        );
+        put(
+            &mut history,
+            Kind::Pod,
+            &json!({
+                "metadata": {"namespace": "shop", "name": "web-0", "uid": "p"},
+                "spec": {"nodeName": "n03", "containers": []},
+                "status": {"phase": "Running", "podIPs": [{"ip": "10.244.3.5"}]},
+            }),
+        );
+        history
+    }
+
+    fn chosen(nodes: usize, wish: &Wish) -> Result<Choice, String> {
+        choose(&cluster(nodes), wish, Some(&Key::new("shop", "cart")), Timestamp::from_unix_secs(9))
+    }
+
+    #[test]
+    fn a_small_cluster_is_visited_whole_but_for_what_is_not_ready() {
+        let choice = chosen(3, &Wish::default()).unwrap();
+        assert_eq!(
+            (choice.nodes, choice.not_ready),
+            (vec!["n01".into(), "n02".into()], vec!["n03".to_owned()])
+        );
+    }
+
+    #[test]
+    fn in_a_large_one_the_endpoints_decide_and_clients_join() {
+        let choice = chosen(40, &Wish::default()).unwrap();
+        assert_eq!((choice.nodes.as_slice(), choice.may_grow), (&["n02".to_owned()][..], true));
+        let client = Wish { client: Some(Key::new("shop", "web-0")), ..Wish::default() };
+        assert_eq!(chosen(40, &client).unwrap().nodes, ["n03"]);
+        let all = Wish { all: true, ..Wish::default() };
+        assert_eq!(chosen(40, &all).unwrap().nodes.len(), 39);
+        let no_service = choose(&cluster(40), &Wish::default(), None, Timestamp::from_unix_secs(9));
+        assert!(no_service.unwrap_err().contains("has 40 nodes: name a Service"));
+    }
+
+    #[test]
+    fn an_agent_is_found_by_its_label_and_the_plugins_own_pods_are_none() {
+        let mut history = cluster(3);
+        let pod = |name: &str, node: &str, extra: &str, ready: &str| {
+            let mut labels = json!({"app.kubernetes.io/name": "viptrace"});
+            if !extra.is_empty() {
+                labels[MANAGED_BY.0] = json!(extra);
+            }
+            json!({
+                "metadata": {"namespace": "viptrace", "name": name, "uid": name, "labels": labels},
+                "spec": {"nodeName": node, "containers": []},
+                "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": ready}]},
+            })
+        };
+        put(&mut history, Kind::Pod, &pod("viptrace-x1", "n01", "Helm", "True"));
+        put(&mut history, Kind::Pod, &pod("viptrace-x2", "n02", "", "False"));
+        put(&mut history, Kind::Pod, &pod("viptrace-1-0", "n03", MANAGED_BY.1, "True"));
+        assert_eq!(agents(&history), [("n01".to_owned(), Key::new("viptrace", "viptrace-x1"))].into());
+    }
+
+    #[test]
+    fn a_wrong_name_is_an_error_with_the_right_ones() {
+        let wish = Wish { nodes: vec!["n9".into()], ..Wish::default() };
+        assert_eq!(chosen(2, &wish).unwrap_err(), "the cluster has no Node n9; it has n01 and n02");
+        let ghost = Wish { client: Some(Key::new("shop", "ghost")), ..Wish::default() };
+        assert_eq!(chosen(2, &ghost).unwrap_err(), "there is no Pod shop/ghost");
+    }
+}

@@ -1,0 +1,488 @@
+//! A visit to a node: a Pod of its own there, and a command in it.
+//!
+//! Owns the Pod's life: it is created, attached to, watched until it runs, and deleted. A Pod that cannot start is explained.
+
+use std::{
+    fmt,
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
+
+use futures::StreamExt as _;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Api, Client,
+    api::{AttachParams, AttachedProcess, DeleteParams, ListParams, PostParams},
+};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _},
+    sync::mpsc,
+    task::JoinHandle,
+    time::{Instant, sleep, timeout},
+};
+
+use super::{
+    pod::{self, CONTAINER, PROGRAM, PodOptions},
+    wire::{self, Answer, Order, Request, Task, VERSION},
+};
+use crate::{
+    cluster::{Key, request_error},
+    error::Hint,
+    text::clean,
+    verdict::Verdict,
+};
+
+/// The longest time for one request to the API server.
+const REQUEST: Duration = Duration::from_secs(15);
+/// The interval at which a starting Pod is read.
+const POLL: Duration = Duration::from_millis(300);
+/// A Pod whose image could not be pulled for this long is given up; the first failure may pass.
+const PULLING: Duration = Duration::from_secs(10);
+/// A node that sends nothing for this long is given up. A trace sends its status each second.
+const SILENCE: Duration = Duration::from_secs(30);
+/// The messages that wait for one node.
+const QUEUE: usize = 8192;
+/// The size of the buffers of a connection, bytes.
+const BUFFER: usize = 1 << 20;
+/// What is kept of a command's standard error, bytes.
+const ERROR_TAIL: usize = 4096;
+
+/// Why a node could not be visited, or a visit ended early.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum VisitError {
+    #[error("{0}")]
+    Request(String),
+    #[error("the API server gave no answer within {} s", REQUEST.as_secs())]
+    NoAnswer,
+    #[error("the namespace {namespace} does not admit the Pod: {why}")]
+    NotAdmitted { namespace: String, why: String },
+    #[error("the Pod {pod} does not start: {why}")]
+    NotStarted { pod: String, why: String, image: bool },
+    #[error("the Pod {pod} has ended: {why}")]
+    Ended { pod: String, why: String },
+    #[error("viptrace in the Pod {pod} ended without a result{}", of(why))]
+    Broken { pod: String, why: String },
+    #[error("the connection to the Pod {pod} was lost: it has been silent for {} s", SILENCE.as_secs())]
+    Silent { pod: String },
+    #[error("viptrace on the node is {theirs}, which does not speak this plugin's protocol ({})", env!("CARGO_PKG_VERSION"))]
+    OtherVersion { theirs: String },
+    #[error("the node is not Ready: no Pod can start there")]
+    NotReady,
+    #[error("{error}")]
+    Failed { error: String, hint: Option<String> },
+}
+
+impl Hint for VisitError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::NotAdmitted { .. } => Some(
+                "the Pod needs the node's network and the capabilities BPF, PERFMON and NET_ADMIN, which the Pod Security \
+                 levels `baseline` and `restricted` forbid: choose a namespace whose level is `privileged` with \
+                 --pod-namespace NAME"
+                    .to_owned(),
+            ),
+            Self::NotStarted { image: true, .. } => Some(
+                "--image NAME chooses an image that the nodes can pull, --image-pull-secret NAME the Secret for its registry"
+                    .to_owned(),
+            ),
+            Self::OtherVersion { .. } => Some("--image NAME chooses the image of this plugin's version".to_owned()),
+            Self::NotReady => Some("`kubectl describe node` shows its conditions".to_owned()),
+            Self::Failed { hint, .. } => hint.clone(),
+            _ => None,
+        }
+    }
+}
+
+/// An appended reason, if there is one.
+fn of(why: &str) -> String {
+    if why.is_empty() { String::new() } else { format!(": {why}") }
+}
+
+/// Visits nodes for one run of the plugin.
+pub(crate) struct Visitor {
+    pods: Api<Pod>,
+    options: PodOptions,
+    /// A number of this run, in each Pod's name and label.
+    run: String,
+    /// How long a Pod may take to start.
+    patience: Duration,
+    visits: AtomicU32,
+}
+
+impl fmt::Debug for Visitor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Visitor")
+            .field("run", &self.run)
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Visitor {
+    pub(crate) fn new(client: Client, options: PodOptions, run: String, patience: Duration) -> Self {
+        let pods = Api::namespaced(client, &options.namespace);
+        Self { pods, options, run, patience, visits: AtomicU32::new(0) }
+    }
+
+    /// The name of this run's next Pod.
+    fn next_name(&self) -> String {
+        format!("viptrace-{}-{}", self.run, self.visits.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Starts a Pod on the node and waits until it runs. `progress` gets what it waits for.
+    pub(crate) async fn reach(
+        &self,
+        node: &str,
+        mut progress: impl FnMut(&str),
+    ) -> Result<Visit, VisitError> {
+        let name = self.next_name();
+        let manifest = pod::manifest(&self.options, &name, node, &self.run);
+        let manifest: Pod =
+            serde_json::from_value(manifest).map_err(|error| VisitError::Request(error.to_string()))?;
+        progress("creating a Pod");
+        within(self.pods.create(&PostParams::default(), &manifest))
+            .await
+            .map_err(|error| self.explained(error))?;
+        self.wait_until_running(&name, &mut progress).await?;
+        let attach = AttachParams::default().container(CONTAINER).stdin(true).stdout(true).stderr(false);
+        let lifeline = within(self.pods.attach(&name, &attach)).await?;
+        Ok(Visit { pods: self.pods.clone(), pod: name, _lifeline: lifeline })
+    }
+
+    /// An admission's refusal is a status like a missing permission's.
+    fn explained(&self, error: VisitError) -> VisitError {
+        match error {
+            VisitError::Request(why) if why.contains("PodSecurity") || why.contains("pod security") => {
+                VisitError::NotAdmitted { namespace: self.options.namespace.clone(), why }
+            }
+            other => other,
+        }
+    }
+
+    async fn wait_until_running(
+        &self,
+        name: &str,
+        progress: &mut impl FnMut(&str),
+    ) -> Result<(), VisitError> {
+        let began = Instant::now();
+        loop {
+            let pod = within(self.pods.get(name)).await?;
+            let last = match State::of(&pod) {
+                State::Running => return Ok(()),
+                State::Ended(why) => return Err(VisitError::Ended { pod: name.to_owned(), why }),
+                State::Failing { why, image } if began.elapsed() >= PULLING => {
+                    return Err(VisitError::NotStarted { pod: name.to_owned(), why, image });
+                }
+                State::Failing { why, .. } | State::Waiting(why) => why,
+            };
+            if began.elapsed() >= self.patience {
+                let why = format!("{last}, after {} s", self.patience.as_secs());
+                return Err(VisitError::NotStarted { pod: name.to_owned(), why, image: false });
+            }
+            progress(&last);
+            sleep(POLL).await;
+        }
+    }
+
+    /// Deletes every Pod of this run. Returns the names of those that the API server still had.
+    pub(crate) async fn leave(&self) -> Result<Vec<String>, VisitError> {
+        if self.visits.load(Ordering::Relaxed) == 0 {
+            return Ok(Vec::new());
+        }
+        delete(&self.pods, Some(&self.run)).await
+    }
+}
+
+/// Deletes the Pods of a run, or of every run. Returns their names.
+pub(crate) async fn delete(pods: &Api<Pod>, run: Option<&str>) -> Result<Vec<String>, VisitError> {
+    let found = within(pods.list(&ListParams::default().labels(&pod::selector(run)))).await?;
+    let mut names = Vec::new();
+    for pod in found.items {
+        let Some(name) = pod.metadata.name else { continue };
+        match within(pods.delete(&name, &DeleteParams::default().grace_period(0))).await {
+            Ok(_) => names.push(name),
+            // Somebody else was faster.
+            Err(VisitError::Request(why)) if why.contains("not found") => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(names)
+}
+
+/// Bounds a request, and puts its error in words.
+async fn within<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, VisitError> {
+    match timeout(REQUEST, request).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(error)) => Err(VisitError::Request(request_error(&error))),
+        Err(_) => Err(VisitError::NoAnswer),
+    }
+}
+
+/// The state of a starting Pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum State {
+    Running,
+    Waiting(String),
+    /// The kubelet tries again, which seldom helps.
+    Failing {
+        why: String,
+        image: bool,
+    },
+    Ended(String),
+}
+
+impl State {
+    fn of(pod: &Pod) -> Self {
+        let status = pod.status.clone().unwrap_or_default();
+        let words = |reason: Option<String>, message: Option<String>| {
+            clean([reason, message].into_iter().flatten().collect::<Vec<_>>().join(": "))
+        };
+        let container = status.container_statuses.unwrap_or_default().into_iter().next();
+        let state = container.and_then(|container| container.state).unwrap_or_default();
+        if let Some(ended) = state.terminated {
+            let exit = format!("viptrace exited with status {}", ended.exit_code);
+            return Self::Ended(words(Some(ended.reason.unwrap_or(exit)), ended.message));
+        }
+        match status.phase.as_deref() {
+            Some("Failed" | "Succeeded") => return Self::Ended(words(status.reason, status.message)),
+            Some("Running") if state.running.is_some() => return Self::Running,
+            _ => {}
+        }
+        let Some(waiting) = state.waiting else {
+            return Self::Waiting("the kubelet has not started it".to_owned());
+        };
+        let reason = waiting.reason.unwrap_or_default();
+        let image = reason.contains("Image");
+        let why = words(Some(reason.clone()), waiting.message);
+        let is_failure = image || reason.ends_with("Error") || reason.ends_with("BackOff");
+        if is_failure { Self::Failing { why, image } } else { Self::Waiting(why) }
+    }
+}
+
+/// A Pod that runs on a node. It ends soon after this value is dropped.
+pub(crate) struct Visit {
+    pods: Api<Pod>,
+    pod: String,
+    _lifeline: AttachedProcess,
+}
+
+impl fmt::Debug for Visit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Visit").field("pod", &self.pod).finish_non_exhaustive()
+    }
+}
+
+impl Visit {
+    /// Starts a task in the Pod.
+    pub(crate) async fn start(&self, task: Task) -> Result<Talk, VisitError> {
+        let params = AttachParams::default()
+            .container(CONTAINER)
+            .stdin(true)
+            .stdout(true)
+            .stderr(true)
+            .max_stdin_buf_size(BUFFER)
+            .max_stdout_buf_size(BUFFER);
+        let is_quiet = matches!(task, Task::Capture { .. });
+        let mut process = within(self.pods.exec(&self.pod, [PROGRAM, "node"], &params)).await?;
+        let (Some(mut input), Some(output), Some(error)) =
+            (process.stdin(), process.stdout(), process.stderr())
+        else {
+            return Err(VisitError::Broken { pod: self.pod.clone(), why: String::new() });
+        };
+        let (orders, mut lines) = mpsc::channel::<String>(QUEUE);
+        let request =
+            wire::line(&Request::new(task)).map_err(|error| VisitError::Request(error.to_string()))?;
+        let writer = tokio::spawn(async move {
+            if input.write_all(request.as_bytes()).await.is_err() {
+                return;
+            }
+            while let Some(line) = lines.recv().await {
+                if input.write_all(line.as_bytes()).await.is_err() {
+                    return;
+                }
+            }
+            // The receiver is gone: standard input ends with the connection.
+        });
+        let mut started = Talk {
+            pod: self.pod.clone(),
+            orders,
+            answers: Box::new(wire::lines(output)),
+            error: tokio::spawn(tail(error)),
+            is_quiet,
+            writer,
+            _process: process,
+        };
+        match started.next().await? {
+            Answer::Hello { viptrace: VERSION, .. } => Ok(started),
+            Answer::Hello { version, .. } => Err(VisitError::OtherVersion { theirs: version }),
+            _ => Err(VisitError::Broken {
+                pod: self.pod.clone(),
+                why: "its first line is no greeting".to_owned(),
+            }),
+        }
+    }
+}
+
+/// What an agent hands out: verdicts of failed and of sampled flows. The command ends soon after this value is dropped.
+pub(crate) struct AgentStream {
+    pod: String,
+    lines: Box<dyn futures::Stream<Item = Result<String, wire::WireError>> + Send + Unpin>,
+    error: JoinHandle<String>,
+    _process: AttachedProcess,
+}
+
+impl Drop for AgentStream {
+    fn drop(&mut self) {
+        self.error.abort();
+    }
+}
+
+impl AgentStream {
+    /// Runs `viptrace agent stream` in the agent's container.
+    pub(crate) async fn open(client: Client, agent: &Key) -> Result<Self, VisitError> {
+        let pods: Api<Pod> = Api::namespaced(client, &agent.namespace);
+        let params = AttachParams::default()
+            .container(pod::AGENT)
+            .stdin(false)
+            .stdout(true)
+            .stderr(true)
+            .max_stdout_buf_size(BUFFER);
+        let mut process = within(pods.exec(&agent.name, [PROGRAM, "agent", "stream"], &params)).await?;
+        let pod = agent.to_string();
+        let (Some(output), Some(error)) = (process.stdout(), process.stderr()) else {
+            return Err(VisitError::Broken { pod, why: String::new() });
+        };
+        let error = tokio::spawn(tail(error));
+        Ok(Self { pod, lines: Box::new(wire::lines(output)), error, _process: process })
+    }
+
+    /// The next verdict. An agent without failures is silent for any time.
+    pub(crate) async fn next(&mut self) -> Result<Verdict, VisitError> {
+        let broken = |why: String| VisitError::Broken { pod: self.pod.clone(), why };
+        let Some(line) = self.lines.next().await else {
+            let said = timeout(Duration::from_secs(1), &mut self.error).await;
+            let why = said.ok().and_then(Result::ok).unwrap_or_default();
+            return Err(VisitError::Broken { pod: self.pod.clone(), why });
+        };
+        let line = line.map_err(|error| broken(error.to_string()))?;
+        wire::message(&line).map_err(|error| broken(error.to_string()))
+    }
+}
+
+/// The end of what a command wrote to standard error.
+async fn tail(mut from: impl AsyncRead + Unpin) -> String {
+    let mut kept = Vec::new();
+    let mut chunk = [0; 1024];
+    while let Ok(read @ 1..) = from.read(&mut chunk).await {
+        kept.extend_from_slice(chunk.get(..read).unwrap_or_default());
+        let beyond = kept.len().saturating_sub(ERROR_TAIL);
+        kept.drain(..beyond);
+    }
+    clean(String::from_utf8_lossy(&kept).trim().to_owned())
+}
+
+/// The talk with a task. The task ends soon after this value is dropped.
+pub(crate) struct Talk {
+    pod: String,
+    orders: mpsc::Sender<String>,
+    answers: Box<dyn futures::Stream<Item = Result<String, wire::WireError>> + Send + Unpin>,
+    error: JoinHandle<String>,
+    /// The task may be silent for longer than [`SILENCE`].
+    is_quiet: bool,
+    writer: JoinHandle<()>,
+    _process: AttachedProcess,
+}
+
+impl fmt::Debug for Talk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Talk").field("pod", &self.pod).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Talk {
+    fn drop(&mut self) {
+        self.writer.abort();
+        self.error.abort();
+    }
+}
+
+impl Talk {
+    /// Takes orders for the task while it runs.
+    pub(crate) fn orders(&self) -> Orders {
+        Orders(self.orders.clone())
+    }
+
+    /// The next answer. A task's failure is an error.
+    pub(crate) async fn next(&mut self) -> Result<Answer, VisitError> {
+        let limit = if self.is_quiet { SILENCE * 4 } else { SILENCE };
+        let pod = self.pod.clone();
+        let broken = |why: String| VisitError::Broken { pod: pod.clone(), why };
+        let line = match timeout(limit, self.answers.next()).await {
+            Err(_) => return Err(VisitError::Silent { pod: self.pod.clone() }),
+            Ok(Some(line)) => line.map_err(|error| broken(error.to_string()))?,
+            Ok(None) => {
+                let said = timeout(Duration::from_secs(1), &mut self.error).await;
+                return Err(broken(said.ok().and_then(Result::ok).unwrap_or_default()));
+            }
+        };
+        match wire::message(&line).map_err(|error| broken(error.to_string()))? {
+            Answer::Failed { error, hint } => Err(VisitError::Failed { error, hint }),
+            answer => Ok(answer),
+        }
+    }
+}
+
+/// Sends orders to a task.
+#[derive(Clone, Debug)]
+pub(crate) struct Orders(mpsc::Sender<String>);
+
+impl Orders {
+    /// Waits while the node takes no lines. An ended task takes no orders.
+    pub(crate) async fn send(&self, order: &Order) {
+        if let Ok(line) = wire::line(order) {
+            self.send_line(line).await;
+        }
+    }
+
+    /// The same with the order's line, for one that goes to several nodes.
+    pub(crate) async fn send_line(&self, line: String) {
+        let _ = self.0.send(line).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn state(status: &Value) -> State {
+        State::of(&serde_json::from_value(json!({"status": status})).unwrap())
+    }
+
+    fn container(state: &Value) -> Value {
+        json!({"phase": "Pending", "containerStatuses": [{
+            "name": "viptrace", "image": "i", "imageID": "", "ready": false, "restartCount": 0, "state": state,
+        }]})
+    }
+
+    #[test]
+    fn a_starting_pod_is_read() {
+        assert_eq!(state(&json!({})), State::Waiting("the kubelet has not started it".into()));
+        let creating = container(&json!({"waiting": {"reason": "ContainerCreating"}}));
+        assert_eq!(state(&creating), State::Waiting("ContainerCreating".into()));
+        let pulling =
+            container(&json!({"waiting": {"reason": "ErrImagePull", "message": "no\u{1b}[2J such image"}}));
+        let State::Failing { why, image: true } = state(&pulling) else { panic!() };
+        assert!(why.starts_with("ErrImagePull: no") && !why.contains('\u{1b}'), "{why}");
+        let config = container(&json!({"waiting": {"reason": "CreateContainerConfigError", "message": "m"}}));
+        assert!(matches!(state(&config), State::Failing { image: false, .. }));
+        let mut running = container(&json!({"running": {}}));
+        running["phase"] = json!("Running");
+        assert_eq!(state(&running), State::Running);
+        let failed = json!({"phase": "Failed", "reason": "OutOfpods", "message": "Pod was rejected"});
+        assert_eq!(state(&failed), State::Ended("OutOfpods: Pod was rejected".into()));
+        let ended = container(&json!({"terminated": {"exitCode": 137, "reason": "OOMKilled"}}));
+        assert_eq!(state(&ended), State::Ended("OOMKilled".into()));
+    }
+}
