@@ -35,6 +35,10 @@ const STOP: Duration = Duration::from_mins(1);
 const MEMORY: &str = "2048M";
 const FOLDER: &str = "etc/kubernetes";
 const KUBE_PROXY: &str = "kube-proxy";
+/// kube-proxy runs with this group, by which a rule recognises its packets.
+const KUBE_PROXY_GROUP: &str = "4242";
+/// The table of that rule, and the mark that it gives.
+const MARKS: &str = "lab-marks";
 const CONTAINERD: &str = "unix:///run/containerd/containerd.sock";
 
 /// The first release whose kubelet reads the runtime's address from its configuration.
@@ -168,6 +172,10 @@ impl Node {
         self.address.name()
     }
 
+    pub(crate) fn ip(&self) -> String {
+        self.address.ip()
+    }
+
     /// Runs a command in the node and returns its output.
     pub(crate) fn run(&self, words: &[&str]) -> Result<String> {
         self.remote.run(words)
@@ -245,8 +253,41 @@ impl Node {
     }
 
     pub(crate) fn start_kube_proxy(&mut self) -> Result<()> {
+        self.mark_kube_proxy()?;
         let configuration = format!("--config=/{FOLDER}/kube-proxy.json");
-        self.start_service(KUBE_PROXY, &[KUBE_PROXY, &configuration])
+        let group = format!("--regid={KUBE_PROXY_GROUP}");
+        self.start_service(KUBE_PROXY, &["setpriv", &group, "--clear-groups", KUBE_PROXY, &configuration])
+    }
+
+    /// Drops every packet between kube-proxy and the API server, and nothing else of the node.
+    pub(crate) fn cut_off_kube_proxy(&self) -> Result<()> {
+        for chain in ["input", "output"] {
+            self.nft(&format!("add rule inet {MARKS} {chain} ct mark {KUBE_PROXY_GROUP} drop"))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn reconnect_kube_proxy(&self) -> Result<()> {
+        self.mark_kube_proxy()
+    }
+
+    /// Marks kube-proxy's connections to the API server from their beginning.
+    fn mark_kube_proxy(&self) -> Result<()> {
+        self.nft(&format!("add table inet {MARKS}"))?;
+        self.nft(&format!("flush table inet {MARKS}"))?;
+        for chain in ["input", "output"] {
+            self.nft(&format!(
+                "add chain inet {MARKS} {chain} {{ type filter hook {chain} priority -1 ; }}"
+            ))?;
+        }
+        self.nft(&format!(
+            "add rule inet {MARKS} output meta skgid {KUBE_PROXY_GROUP} tcp dport 6443 ct mark set {KUBE_PROXY_GROUP}"
+        ))
+    }
+
+    fn nft(&self, command: &str) -> Result<()> {
+        let words: Vec<&str> = ["nft"].into_iter().chain(command.split(' ')).collect();
+        self.run(&words).map(drop)
     }
 
     pub(crate) fn stop_kube_proxy(&mut self) -> Result<()> {

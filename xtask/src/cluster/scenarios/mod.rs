@@ -6,6 +6,7 @@
 mod check;
 mod healthy;
 mod kube_proxy_stopped;
+mod plugin;
 mod rollout;
 mod workload;
 
@@ -32,6 +33,8 @@ const SCENARIOS: &[Scenario] = &[
     Scenario { name: "check-in-pod", run: check::in_pod },
     Scenario { name: "kube-proxy-stopped", run: kube_proxy_stopped::run },
     Scenario { name: "rollout", run: rollout::run },
+    Scenario { name: "why", run: plugin::why },
+    Scenario { name: "plugin-failures", run: plugin::failures },
 ];
 
 /// Runs the scenarios that `filter` selects, and prints a line for each.
