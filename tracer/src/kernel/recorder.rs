@@ -63,9 +63,9 @@ const BUCKETS: u32 = 4_096;
 const SECOND_NS: u64 = 1_000_000_000;
 
 impl RecorderOptions {
-    /// The sets in which the decisions are kept.
+    /// The sets in which the decisions are kept: at most 2^20.
     fn decision_sets(self) -> u32 {
-        (self.decisions / DECISIONS_PER_SET as u32).clamp(1, 1 << 20).next_power_of_two()
+        self.decisions.div_ceil(DECISIONS_PER_SET as u32).clamp(1, 1 << 20).next_power_of_two()
     }
 
     /// These options as the kernel half's numbers.
@@ -355,6 +355,13 @@ mod tests {
             + RECORDS
             + 256 * PER_CPU;
         assert!((13 << 20..16 << 20).contains(&bytes), "{bytes}");
+    }
+
+    #[test]
+    fn the_sets_have_room_for_all_decisions() {
+        let sets = |decisions| RecorderOptions { decisions, ..RecorderOptions::default() }.decision_sets();
+        assert_eq!([0, 1, 8, 9, 16, 4_103, 16_384].map(sets), [1, 1, 1, 2, 2, 1_024, 2_048]);
+        assert_eq!(sets(u32::MAX), 1 << 20);
     }
 
     #[test]
