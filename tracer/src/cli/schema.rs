@@ -16,6 +16,8 @@ pub(super) fn run(args: &SchemaArgs, mut printer: Printer) -> anyhow::Result<Out
         Record::Check => schema::check_schema(),
         Record::Explain => schema::explain_schema(),
         Record::Path => schema::path_schema(),
+        Record::Nodes => schema::nodes_schema(),
+        Record::Why => schema::why_schema(),
         Record::Agent => config::schema(),
     };
     let text = serde_json::to_string_pretty(&schema)?;

@@ -6,8 +6,12 @@ use schemars::{
 };
 
 use crate::{
-    diagnosis::{path::Journey, triage::CheckReport},
+    diagnosis::{
+        path::Journey,
+        triage::{CheckReport, nodes::NodesReport},
+    },
     report::explain::Explanation,
+    session::why::Why,
     verdict::Verdict,
 };
 
@@ -32,6 +36,30 @@ pub(crate) fn check_schema() -> Schema {
         one node. Every property is always present; what was not observed is null or empty. The order of `findings` \
         is their rank.";
     schema.insert("title".into(), "viptrace check".into());
+    schema.insert("description".into(), about.into());
+    schema
+}
+
+/// JSON Schema (draft 2020-12) of the output of `kubectl viptrace check -o json`.
+pub(crate) fn nodes_schema() -> Schema {
+    let settings = SchemaSettings::draft2020_12().for_serialize();
+    let mut schema = SchemaGenerator::new(settings).into_root_schema_for::<NodesReport>();
+    let about = "The output of `kubectl viptrace check -o json` (one object): the checks of several nodes. A finding has the \
+        properties of one in `viptrace check -o json`, and the nodes that have it. Every property is always present; what was \
+        not observed is null or empty.";
+    schema.insert("title".into(), "viptrace nodes".into());
+    schema.insert("description".into(), about.into());
+    schema
+}
+
+/// JSON Schema (draft 2020-12) of the output of `kubectl viptrace why SERVICE -o json`.
+pub(crate) fn why_schema() -> Schema {
+    let settings = SchemaSettings::draft2020_12().for_serialize();
+    let mut schema = SchemaGenerator::new(settings).into_root_schema_for::<Why>();
+    let about = "The output of `kubectl viptrace why SERVICE -o json` (one object): the first cause of a Service's failures, with \
+        the checks and the connections that it follows from. Every property is always present; what was not observed is null \
+        or empty.";
+    schema.insert("title".into(), "viptrace why".into());
     schema.insert("description".into(), about.into());
     schema
 }

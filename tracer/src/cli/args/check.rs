@@ -158,6 +158,10 @@ pub enum Record {
     Explain,
     /// What path writes
     Path,
+    /// What `kubectl viptrace check` writes
+    Nodes,
+    /// What `kubectl viptrace why` writes
+    Why,
     /// The configuration of the agent
     Agent,
 }
