@@ -74,7 +74,7 @@ impl Toleration {
     }
 }
 
-/// The label of everything that `deploy/` installs, and of the plugin's Pods.
+/// The label of everything that `deploy/` installs.
 pub(crate) const NAME: (&str, &str) = ("app.kubernetes.io/name", "viptrace");
 /// The agent's container in its Pods.
 pub(crate) const AGENT: &str = "agent";
@@ -99,7 +99,8 @@ pub(crate) fn manifest(options: &PodOptions, name: &str, node: &str, run: &str) 
             "name": name,
             "namespace": options.namespace,
             "labels": {
-                NAME.0: NAME.1,
+                // Another name than the agent's: what selects agents must not find these.
+                NAME.0: "kubectl-viptrace",
                 "app.kubernetes.io/component": "visit",
                 "app.kubernetes.io/version": env!("CARGO_PKG_VERSION"),
                 MANAGED_BY.0: MANAGED_BY.1,

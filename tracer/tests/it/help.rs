@@ -23,5 +23,11 @@ fn short_and_long_help() {
 #[test]
 fn schemas() {
     let terminal = Terminal::new();
-    assert_snapshot!(terminal.session(&["schema", "schema check", "schema path", "schema nodes", "schema why"]));
+    assert_snapshot!(terminal.session(&[
+        "schema",
+        "schema check",
+        "schema path",
+        "schema nodes",
+        "schema why"
+    ]));
 }

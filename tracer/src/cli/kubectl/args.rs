@@ -185,9 +185,6 @@ pub(crate) struct PodArgs {
     /// Tolerate this taint only: KEY[=VALUE][:EFFECT]; can be repeated [default: every taint]
     #[arg(long, value_name = "TAINT", value_parser = Toleration::parse)]
     toleration: Vec<Toleration>,
-    /// Use Pods of its own on nodes with an agent, too: a trace of every flow, not of the agent's failures and samples
-    #[arg(long)]
-    pub(crate) own_pods: bool,
     /// How long a Pod may take to start
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = units::positive_duration)]
     pub(crate) pod_timeout: Duration,
@@ -239,6 +236,9 @@ pub(crate) struct TraceArgs {
     /// Which kernel hooks to attach
     #[arg(long, value_name = "SET", default_value = "full", help_heading = "Run")]
     pub(crate) hooks: Hooks,
+    /// Trace every flow in Pods of its own; by default, a node with an agent hands out the agent's failures and samples
+    #[arg(long, help_heading = "Run")]
+    pub(crate) own_pods: bool,
     #[command(flatten)]
     pub(crate) pods: PodArgs,
 }

@@ -142,11 +142,23 @@ impl Session {
         self.require(needed, printer).await
     }
 
+    /// Fails unless the user may read the objects. If not, what else is missing is printed as well.
+    async fn readable(&self, printer: &mut Printer) -> anyhow::Result<()> {
+        if self.missing(permissions::to_read()).await?.is_empty() {
+            return Ok(());
+        }
+        self.permitted(printer).await
+    }
+
+    async fn missing(&self, needed: Vec<Permission>) -> anyhow::Result<Vec<Permission>> {
+        permissions::missing(&self.client, needed)
+            .await
+            .map_err(|error| anyhow!("cannot ask {} what you may do: {}", self.server, request_error(&error)))
+    }
+
     /// Fails unless the user has these permissions. The missing ones are printed as roles.
     async fn require(&self, needed: Vec<Permission>, printer: &mut Printer) -> anyhow::Result<()> {
-        let missing = permissions::missing(&self.client, needed).await.map_err(|error| {
-            anyhow!("cannot ask {} what you may do: {}", self.server, request_error(&error))
-        })?;
+        let missing = self.missing(needed).await?;
         if missing.is_empty() {
             return Ok(());
         }

@@ -39,7 +39,7 @@ pub(super) async fn run(
     let mut session = Session::open(server, &args.pods).await?;
     let is_dry = args.pods.dry_run.is_some();
     if !is_dry {
-        session.require(permissions::to_read(), &mut printer).await?;
+        session.readable(&mut printer).await?;
     }
     let mut stop = Stop::listen()?;
     let objects = unless_stopped(&mut stop, Objects::open(&session, progress)).await?;
@@ -48,7 +48,7 @@ pub(super) async fn run(
     let choice = nodes::choose(&objects.cluster.history, &wish, service.as_ref(), now())
         .map_err(|why| anyhow!(why))?;
     let mut agents = nodes::agents(&objects.cluster.history);
-    agents.retain(|node, _| !args.pods.own_pods && choice.nodes.contains(node));
+    agents.retain(|node, _| !args.own_pods && choice.nodes.contains(node));
     let without: Vec<String> =
         choice.nodes.iter().filter(|node| !agents.contains_key(*node)).cloned().collect();
     if is_dry {

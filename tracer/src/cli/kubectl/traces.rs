@@ -129,7 +129,8 @@ pub(super) struct Traces<'s> {
     events: mpsc::Receiver<(String, Event)>,
     sender: mpsc::Sender<(String, Event)>,
     tasks: JoinSet<()>,
-    started: Timestamp,
+    /// When the first node observed everything.
+    started: Option<Timestamp>,
 }
 
 impl<'s> Traces<'s> {
@@ -191,7 +192,7 @@ impl<'s> Traces<'s> {
             events,
             sender,
             tasks: JoinSet::new(),
-            started: now(),
+            started: None,
         }
     }
 
@@ -315,7 +316,10 @@ impl<'s> Traces<'s> {
                 }
                 node.orders = Some(orders);
             }
-            Event::Agent => node.attached = true,
+            Event::Agent => {
+                node.attached = true;
+                self.started.get_or_insert_with(now);
+            }
             Event::Verdict(verdict) => {
                 self.grow(&verdict);
                 results.judged(name, Judged { verdict: *verdict, before: None, connect_time: None })?;
@@ -331,6 +335,7 @@ impl<'s> Traces<'s> {
             Event::Answer(answer) => match answer {
                 Answer::Attached { hooks } => {
                     node.attached = true;
+                    self.started.get_or_insert_with(now);
                     results.attached(name, hooks)?;
                 }
                 Answer::Warning(text) => results.warn(&format!("{name}: {text}"))?,
@@ -409,7 +414,8 @@ impl<'s> Traces<'s> {
     }
 
     fn ending(&mut self) -> Ending {
-        let mut merged = Ending { started: self.started, ended: now(), ..Ending::default() };
+        let ended = now();
+        let mut merged = Ending { started: self.started.unwrap_or(ended), ended, ..Ending::default() };
         let mut gaps: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
         let mut suppressed: BTreeMap<Key, u64> = BTreeMap::new();
         for (name, node) in &self.nodes {
