@@ -19,6 +19,7 @@ use crate::{
     cli::{
         Outcome, ResultExt as _,
         args::{AgentArgs, AgentVerb, StreamArgs, own_name},
+        block_on,
         trace::Stop,
     },
     kernel::allocator,
@@ -38,15 +39,7 @@ pub(super) fn run(args: &AgentArgs, mut printer: Printer) -> anyhow::Result<Outc
     }
     allocator::keep_little();
     // The event loop runs on this thread, the servers on another: a scrape is answered while flows are judged.
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .context("cannot start the event loop")?;
-    let outcome = runtime.block_on(agent(args, config));
-    // A hanging read of the node is abandoned.
-    runtime.shutdown_background();
-    outcome
+    block_on(1, agent(args, config))
 }
 
 async fn agent(args: &AgentArgs, config: Config) -> anyhow::Result<Outcome> {

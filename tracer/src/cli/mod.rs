@@ -25,12 +25,13 @@ use std::{
     process::ExitCode,
 };
 
+use anyhow::Context as _;
 use clap::Parser as _;
 
 use hint::ResultExt;
 
 use crate::{
-    cli::args::{Cli, Verb},
+    cli::args::{Cli, Global, Verb},
     error::sentence,
     plugin::guard,
     report::{OutputError, Printer, Verbosity},
@@ -105,15 +106,33 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Verb::Pages(args) => pages::run(&args),
         Verb::Node(args) => node::run(&args),
     };
+    end(result, &cli.global)
+}
+
+/// The exit status of a verb, once its error is printed.
+fn end(result: anyhow::Result<Outcome>, global: &Global) -> ExitCode {
     match result {
         Ok(outcome) => outcome.into(),
         Err(error) if is_closed_output(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            let mut printer = Printer::new(verbosity, cli.global.color);
+            let mut printer = Printer::new(global.verbosity(), global.color);
             printer.error(&sentence(&*error), hint::hint(&error).as_deref());
             ExitCode::from(1)
         }
     }
+}
+
+/// Runs a verb's work on this thread, beside so many others. What still hangs at its end, such as a read of the node or of
+/// standard input, is abandoned.
+fn block_on<T>(others: usize, work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(others)
+        .enable_all()
+        .build()
+        .context("cannot start the event loop")?;
+    let done = runtime.block_on(work);
+    runtime.shutdown_background();
+    done
 }
 
 /// Prints help, version or a usage error.

@@ -22,7 +22,7 @@ use crate::{
     cli::{
         Outcome,
         args::{Cli, TraceOptions, Verb},
-        hint,
+        block_on, hint,
         trace::{Sink, Stop, Trace},
     },
     cluster::{self, Opened},
@@ -55,26 +55,14 @@ pub struct NodeArgs {
 /// Does the task of the first line. Errors go to the plugin, as the last line.
 pub(super) fn run(args: &NodeArgs) -> anyhow::Result<Outcome> {
     allocator::keep_little();
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .context("cannot start the event loop")?;
-    let done = runtime.block_on(async {
+    block_on(2, async {
         if args.hold {
-            return hold().await;
+            hold().await?;
+        } else if let Err(error) = Box::pin(serve()).await {
+            send(&Answer::Failed { error: sentence(&*error), hint: hint::hint(&error) })?;
         }
-        match Box::pin(serve()).await {
-            Ok(()) => Ok(()),
-            Err(error) => {
-                send(&Answer::Failed { error: sentence(&*error), hint: hint::hint(&error) })?;
-                Ok(())
-            }
-        }
-    });
-    // The thread that reads standard input is abandoned.
-    runtime.shutdown_background();
-    done.map(|()| Outcome::Clean)
+        Ok(Outcome::Clean)
+    })
 }
 
 /// Waits for the end of standard input, or for a signal.
@@ -108,7 +96,7 @@ async fn serve() -> anyhow::Result<()> {
         );
     }
     match request.task {
-        Task::Capture { node } => capture(node).await,
+        Task::Capture => capture().await,
         Task::Trace { server, node, args } => {
             let options = options(&args, node)?;
             let (updates, received) = mpsc::channel(QUEUE);
@@ -143,7 +131,7 @@ fn options(args: &[String], node: String) -> anyhow::Result<TraceOptions> {
     Ok(TraceOptions { node: Some(node), ..options })
 }
 
-async fn capture(node: String) -> anyhow::Result<()> {
+async fn capture() -> anyhow::Result<()> {
     let capture = Collector::default().collect(node::Request::Check).await;
     for artifact in capture.artifacts {
         send(&Answer::Artifact(Box::new(artifact)))?;
@@ -151,7 +139,6 @@ async fn capture(node: String) -> anyhow::Result<()> {
     for gap in capture.gaps {
         send(&Answer::Gap(gap))?;
     }
-    tracing::debug!("captured {node}");
     send(&Answer::Captured { taken: node::now() })
 }
 

@@ -7,6 +7,8 @@ use std::{
     net::{IpAddr, Ipv6Addr, SocketAddr},
 };
 
+use crate::cluster::Key;
+
 /// The target of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
@@ -54,13 +56,13 @@ impl Target {
                 Err(needs_namespace(&format!("service/NAMESPACE/{name}")))
             }
             (["service" | "services" | "svc", name] | [name], Some(namespace)) => {
-                Self::service(namespace, name)
+                Self::of_service(namespace, name)
             }
             ([own, name], Some(other)) if own != &other => {
                 Err(format!("{text:?} names the namespace {own:?}, and -n names {other:?}: leave one out"))
             }
             (["service" | "services" | "svc", namespace, name] | [namespace, name], _) => {
-                Self::service(namespace, name)
+                Self::of_service(namespace, name)
             }
             ([name], None) if is_label(name) => Err(needs_namespace(&format!("NAMESPACE/{name}"))),
             _ => Err(format!(
@@ -70,7 +72,15 @@ impl Target {
         }
     }
 
-    fn service(namespace: &str, name: &str) -> Result<Self, String> {
+    /// The Service, if it is one.
+    pub(crate) fn service(&self) -> Option<Key> {
+        match self {
+            Self::Service { namespace, name } => Some(Key::new(namespace, name)),
+            _ => None,
+        }
+    }
+
+    fn of_service(namespace: &str, name: &str) -> Result<Self, String> {
         check(is_label(namespace), "namespace", namespace)?;
         check(is_label(name), "Service", name)?;
         Ok(Self::Service { namespace: namespace.into(), name: name.into() })

@@ -27,7 +27,7 @@ use crate::{
     cli::{
         Outcome, ResultExt as _,
         args::{ClusterSource, Hooks, TraceOptions},
-        check,
+        block_on, check,
         show::detail,
     },
     cluster::{self, Access, Feed, Opened, Source, Update},
@@ -79,15 +79,7 @@ pub(super) fn run(options: &TraceOptions, printer: Printer) -> anyhow::Result<Ou
     allocator::keep_little();
     // This thread reads, folds and judges, in one order that a replay repeats. Two others receive the
     // metadata and the signals, and parse: a list of 100 MB takes a second. All sleep while nothing happens.
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .context("cannot start the event loop")?;
-    let outcome = runtime.block_on(trace(options, printer));
-    // A hanging read of the node is abandoned.
-    runtime.shutdown_background();
-    outcome
+    block_on(2, trace(options, printer))
 }
 
 async fn trace(options: &TraceOptions, printer: Printer) -> anyhow::Result<Outcome> {

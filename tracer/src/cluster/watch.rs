@@ -30,7 +30,7 @@ mod follow;
 const QUEUE: usize = 4096;
 
 /// How to reach the API server.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Access {
     /// `--kubeconfig`; without it `$KUBECONFIG`, `~/.kube/config`, then the Pod's own account.
     pub kubeconfig: Option<PathBuf>,
@@ -40,6 +40,8 @@ pub struct Access {
     pub user: Option<String>,
     /// `--as-group`: the groups of that user.
     pub groups: Vec<String>,
+    /// The defaults, where an access is read back.
+    #[serde(skip)]
     pub limits: Limits,
 }
 

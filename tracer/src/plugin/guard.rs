@@ -24,24 +24,9 @@ pub(crate) const REMOVAL: Duration = Duration::from_mins(1);
 /// What the guard has to know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Watched {
-    pub(crate) kubeconfig: Option<std::path::PathBuf>,
-    pub(crate) context: Option<String>,
-    pub(crate) user: Option<String>,
-    pub(crate) groups: Vec<String>,
+    pub(crate) access: Access,
     pub(crate) namespace: String,
     pub(crate) run: String,
-}
-
-impl Watched {
-    pub(crate) fn access(&self) -> Access {
-        Access {
-            kubeconfig: self.kubeconfig.clone(),
-            context: self.context.clone(),
-            user: self.user.clone(),
-            groups: self.groups.clone(),
-            ..Access::default()
-        }
-    }
 }
 
 /// The running guard.
@@ -98,10 +83,7 @@ mod tests {
     #[test]
     fn only_an_end_without_a_word_needs_the_guard() {
         let watched = Watched {
-            kubeconfig: None,
-            context: Some("lab".into()),
-            user: None,
-            groups: Vec::new(),
+            access: Access { context: Some("lab".into()), user: Some("eve".into()), ..Access::default() },
             namespace: "kube-system".into(),
             run: "7f3a".into(),
         };

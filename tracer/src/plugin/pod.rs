@@ -85,6 +85,11 @@ pub(crate) fn selector(run: Option<&str>) -> String {
     run.map_or_else(|| all.clone(), |run| format!("{all},{RUN}={run}"))
 }
 
+/// The name of a run's Pod with this number.
+pub(crate) fn name(run: &str, number: usize) -> String {
+    format!("viptrace-{run}-{number}")
+}
+
 /// A Pod's manifest.
 pub(crate) fn manifest(options: &PodOptions, name: &str, node: &str, run: &str) -> Value {
     let tolerations: Vec<Value> = match options.tolerations.as_slice() {

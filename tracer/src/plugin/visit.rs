@@ -4,7 +4,7 @@
 
 use std::{
     fmt,
-    sync::atomic::{AtomicU32, Ordering},
+    sync::atomic::{AtomicUsize, Ordering},
     time::Duration,
 };
 
@@ -106,7 +106,7 @@ pub(crate) struct Visitor {
     run: String,
     /// How long a Pod may take to start.
     patience: Duration,
-    visits: AtomicU32,
+    visits: AtomicUsize,
 }
 
 impl fmt::Debug for Visitor {
@@ -121,12 +121,7 @@ impl fmt::Debug for Visitor {
 impl Visitor {
     pub(crate) fn new(client: Client, options: PodOptions, run: String, patience: Duration) -> Self {
         let pods = Api::namespaced(client, &options.namespace);
-        Self { pods, options, run, patience, visits: AtomicU32::new(0) }
-    }
-
-    /// The name of this run's next Pod.
-    fn next_name(&self) -> String {
-        format!("viptrace-{}-{}", self.run, self.visits.fetch_add(1, Ordering::Relaxed))
+        Self { pods, options, run, patience, visits: AtomicUsize::new(0) }
     }
 
     /// Starts a Pod on the node and waits until it runs. `progress` gets what it waits for.
@@ -135,7 +130,7 @@ impl Visitor {
         node: &str,
         mut progress: impl FnMut(&str),
     ) -> Result<Visit, VisitError> {
-        let name = self.next_name();
+        let name = pod::name(&self.run, self.visits.fetch_add(1, Ordering::Relaxed));
         let manifest = pod::manifest(&self.options, &name, node, &self.run);
         let manifest: Pod =
             serde_json::from_value(manifest).map_err(|error| VisitError::Request(error.to_string()))?;

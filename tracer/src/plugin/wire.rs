@@ -50,7 +50,7 @@ pub(crate) enum Task {
         args: Vec<String>,
     },
     /// Read everything that a check of the node reads.
-    Capture { node: String },
+    Capture,
 }
 
 /// A later line for a trace.

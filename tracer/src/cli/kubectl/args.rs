@@ -12,7 +12,6 @@ use crate::{
     cluster::{Access, Key},
     parse::units,
     plugin::{
-        guard::Watched,
         nodes::Wish,
         pod::{IMAGE, PodOptions, Toleration},
     },
@@ -128,18 +127,6 @@ impl ServerArgs {
             ..Access::default()
         }
     }
-
-    /// What the guard needs to remove the Pods of a run.
-    pub(crate) fn watched(&self, namespace: &str, run: &str) -> Watched {
-        Watched {
-            kubeconfig: self.kubeconfig.clone(),
-            context: self.context.clone(),
-            user: self.user.clone(),
-            groups: self.groups.clone(),
-            namespace: namespace.to_owned(),
-            run: run.to_owned(),
-        }
-    }
 }
 
 /// Which nodes to visit.
@@ -193,10 +180,14 @@ pub(crate) struct PodArgs {
     pod_deadline: Duration,
     /// With `client`: print the Pods that would be created, as YAML or with -o json as JSON, and create nothing
     #[arg(long, value_name = "WHERE")]
-    pub(crate) dry_run: Option<DryRun>,
+    dry_run: Option<DryRun>,
 }
 
 impl PodArgs {
+    pub(crate) fn is_dry_run(&self) -> bool {
+        self.dry_run.is_some()
+    }
+
     pub(crate) fn options(&self) -> PodOptions {
         PodOptions {
             image: self.image.clone(),

@@ -2,25 +2,21 @@
 
 use std::{fs, sync::Arc};
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, bail};
 
 use super::{
-    AT_ONCE, Progress, Session,
+    AT_ONCE, Follows, Progress, Session,
     args::{CaptureArgs, ServerArgs},
-    check::collect,
+    check::{collect, nodes},
+    separated,
     trace::usage,
-    traces::Objects,
     unless_stopped, with_session,
 };
 use crate::{
-    cli::{Outcome, ResultExt as _, trace::Stop},
+    cli::{Outcome, ResultExt as _},
     error::sentence,
-    kernel::now,
     node::capture::folder,
-    plugin::{
-        nodes::{Wish, choose},
-        visit::VisitError,
-    },
+    plugin::visit::VisitError,
     report::{Output, Printer},
     text::{count, safe},
 };
@@ -32,20 +28,13 @@ pub(super) async fn run(
     mut printer: Printer,
     progress: &Arc<Progress>,
 ) -> anyhow::Result<Outcome> {
-    let mut session = Session::open(server, &args.pods).await?;
-    let is_dry = args.pods.dry_run.is_some();
-    if !is_dry {
-        session.permitted(&mut printer).await?;
-    }
-    let mut stop = Stop::listen()?;
-    let objects = unless_stopped(&mut stop, Objects::open(&session, progress)).await?;
+    let (mut session, objects) =
+        Session::begin(server, &args.pods, Follows::Visits, &mut printer, progress).await?;
     let wish = args.nodes.wish(&session.namespace).map_err(usage)?;
-    let every = wish.nodes.is_empty() && wish.client.is_none();
-    let wish = Wish { all: wish.all || every, ..wish };
-    let choice = choose(&objects.cluster.history, &wish, None, now()).map_err(|why| anyhow!(why))?;
+    let choice = nodes(&objects, wish, None)?;
     let nodes = &choice.nodes;
     drop(objects);
-    if is_dry {
+    if args.pods.is_dry_run() {
         return session.print_pods(nodes, Output::Yaml, &mut printer);
     }
     fs::create_dir_all(&args.folder)
@@ -60,13 +49,8 @@ pub(super) async fn run(
         unless_stopped(stop, async {
             let mut captures = Vec::new();
             for some in nodes.chunks(AT_ONCE) {
-                let mut reached = Vec::new();
-                for (node, visit) in session.reach(some, progress).await {
-                    match visit {
-                        Ok(visit) => reached.push((node, visit)),
-                        Err(error) => captures.push((node, Err(error))),
-                    }
-                }
+                let (reached, failed) = separated(session.reach(some, progress).await);
+                captures.extend(failed.into_iter().map(|(node, error)| (node, Err(error))));
                 captures.extend(collect(session, progress, &reached).await);
             }
             Ok(captures)

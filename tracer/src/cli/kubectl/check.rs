@@ -8,17 +8,18 @@ use anyhow::anyhow;
 use futures::{StreamExt as _, stream};
 
 use super::{
-    AT_ONCE, Progress, Session, Visits,
+    AT_ONCE, Follows, Progress, Session, Visits,
     args::{CheckArgs, Name, ServerArgs, name},
+    print, separated,
     target::resolve,
     trace::usage,
     traces::Objects,
     unless_stopped, with_session,
 };
 use crate::{
-    cli::{Outcome, ResultExt as _, capture, target::Target, trace::Stop},
+    cli::{Outcome, ResultExt as _, capture},
     cluster::Key,
-    diagnosis::triage::{CheckReport, Facts, Reading, Scope, State, nodes::NodesReport},
+    diagnosis::triage::{CheckReport, Facts, Reading, Scope, nodes::NodesReport},
     error::sentence,
     kernel::now,
     node::{self, capture::Capture},
@@ -27,7 +28,7 @@ use crate::{
         visit::{Visit, VisitError},
         wire::{Answer, Task},
     },
-    report::{self, Output, Printer, record_line, yaml_document},
+    report::{self, Printer},
     text::{count, length, list},
     time::Timestamp,
 };
@@ -39,13 +40,8 @@ pub(super) async fn run(
     mut printer: Printer,
     progress: &Arc<Progress>,
 ) -> anyhow::Result<Outcome> {
-    let mut session = Session::open(server, &args.pods).await?;
-    let is_dry = args.pods.dry_run.is_some();
-    if !is_dry {
-        session.permitted(&mut printer).await?;
-    }
-    let mut stop = Stop::listen()?;
-    let objects = unless_stopped(&mut stop, Objects::open(&session, progress)).await?;
+    let (mut session, objects) =
+        Session::begin(server, &args.pods, Follows::Visits, &mut printer, progress).await?;
     let mut wish = args.nodes.wish(&session.namespace).map_err(usage)?;
     let service = match &args.target {
         None => None,
@@ -59,7 +55,7 @@ pub(super) async fn run(
     };
     let choice = nodes(&objects, wish, service.as_ref())?;
     drop(objects);
-    if is_dry {
+    if args.pods.is_dry_run() {
         return session.print_pods(&choice.nodes, args.output, &mut printer);
     }
     session.protect()?;
@@ -68,20 +64,7 @@ pub(super) async fn run(
         unless_stopped(stop, check(session, progress, &choice, &scope)).await
     })
     .await?;
-    match args.output {
-        Output::Table | Output::Wide => {
-            let wide = args.output == Output::Wide;
-            printer.text(&report::nodes::text(&report, printer.paint(), wide))?;
-        }
-        Output::Json => printer.data(&record_line(&report)?)?,
-        Output::Yaml => printer.data(&yaml_document(&report)?)?,
-    }
-    printer.flush()?;
-    Ok(match report.state {
-        State::Broken => Outcome::Faults,
-        State::Unknown => Outcome::Incomplete,
-        State::Warnings | State::Healthy => Outcome::Clean,
-    })
+    print(&report, report::nodes::text, report.state, args.output, &mut printer)
 }
 
 /// The Service that a name means.
@@ -93,16 +76,16 @@ pub(super) async fn service(
 ) -> anyhow::Result<Key> {
     let history = &objects.cluster.history;
     let target = resolve(named, &session.client, history).await?;
-    let Some(Target::Service { namespace, name }) = target else {
+    let Some((target, key)) = target.as_ref().and_then(|target| Some((target, target.service()?))) else {
         return Err(anyhow!("{text:?} is not a Service"))
             .hint(|| "write NAMESPACE/SERVICE, svc/NAME or deploy/NAME".to_owned());
     };
-    Target::Service { namespace: namespace.clone(), name: name.clone() }.check(history, now())?;
-    Ok(Key::new(&namespace, &name))
+    target.check(history, now())?;
+    Ok(key)
 }
 
 /// The nodes to check: every node, unless the user chose.
-fn nodes(objects: &Objects, wish: Wish, service: Option<&Key>) -> anyhow::Result<Choice> {
+pub(super) fn nodes(objects: &Objects, wish: Wish, service: Option<&Key>) -> anyhow::Result<Choice> {
     let every = wish.nodes.is_empty() && wish.client.is_none() && service.is_none();
     let wish = Wish { all: wish.all || every, ..wish };
     choose(&objects.cluster.history, &wish, service, now()).map_err(|why| anyhow!(why))
@@ -132,36 +115,28 @@ pub(super) async fn check_visited(
     visits: Visits,
     scope: &Scope,
 ) -> Vec<(String, Result<CheckReport, String>)> {
-    let mut reached = Vec::new();
-    let mut checks = Vec::new();
-    for (node, visit) in visits {
-        match visit {
-            Ok(visit) => reached.push((node, visit)),
-            Err(error) => checks.push((node, Err(sentence(&error)))),
-        }
-    }
+    let (mut reached, failed) = separated(visits);
+    let mut checks: Vec<_> = failed.into_iter().map(|(node, error)| (node, Err(sentence(&error)))).collect();
     let mut first = Vec::new();
     for (node, capture) in collect(session, progress, &reached).await {
         match capture {
-            Ok(capture) => {
-                let facts = Facts::read(&capture);
-                let pause = Reading::of(&facts, scope).pause();
-                first.push((node, facts, pause));
-            }
+            // Freeing every rule and object first would take longer than printing.
+            Ok(capture) => first.push((node, ManuallyDrop::new(Facts::read(&capture)))),
             Err(error) => checks.push((node, Err(sentence(&error)))),
         }
     }
+    let readings: Vec<_> =
+        first.iter().map(|(node, facts)| (node.clone(), facts, Reading::of(facts, scope))).collect();
     let mut again = Vec::new();
-    if let Some(pause) = first.iter().filter_map(|(_, _, pause)| *pause).max() {
+    if let Some(pause) = readings.iter().filter_map(|(_, _, reading)| reading.pause()).max() {
         progress.say(&format!("reading again in {}: a difference may be of the moment", length(pause)));
         tokio::time::sleep(pause).await;
-        reached.retain(|(node, _)| first.iter().any(|(name, _, pause)| name == node && pause.is_some()));
+        reached.retain(|(node, _)| {
+            readings.iter().any(|(name, _, reading)| name == node && reading.pause().is_some())
+        });
         again = collect(session, progress, &reached).await;
     }
-    for (node, facts, _) in first {
-        // Freeing every rule and object first would take longer than printing.
-        let facts = ManuallyDrop::new(facts);
-        let reading = Reading::of(&facts, scope);
+    for (node, facts, reading) in readings {
         let later = again.iter().position(|(name, _)| *name == node).map(|at| again.swap_remove(at).1);
         let report = match later {
             None => CheckReport { facts: facts.digest(), ..reading.report() },
@@ -192,7 +167,7 @@ pub(super) async fn collect(
         });
         stream::iter(each).buffered(AT_ONCE).collect::<Vec<_>>().await
     };
-    let (of_nodes, objects) = tokio::join!(of_nodes, capture::Objects::read(&session.access));
+    let (of_nodes, objects) = tokio::join!(of_nodes, capture::Objects::read(session.access()));
     let mut captures = Vec::new();
     for (node, of_node) in of_nodes {
         let capture = match of_node {
@@ -227,7 +202,7 @@ impl Ahead {
 
 /// What a node reads of itself, and its clock.
 async fn of_node(visit: &Visit, node: &str) -> Result<(Capture, Ahead), VisitError> {
-    let mut talk = visit.start(Task::Capture { node: node.to_owned() }).await?;
+    let mut talk = visit.start(Task::Capture).await?;
     let mut capture = Capture { node: Some(node.to_owned()), ..Capture::default() };
     loop {
         match talk.next().await? {

@@ -23,23 +23,25 @@ use anyhow::{Context as _, anyhow, bail};
 use clap::Parser as _;
 use futures::{StreamExt as _, stream};
 use kube::{Api, Client};
+use serde::Serialize;
 
 use crate::{
-    cli::{self, Outcome, ResultExt as _, args::Global, explain, hint, trace::Stop},
+    cli::{self, Outcome, ResultExt as _, args::Global, explain, trace::Stop},
     cluster::{Access, request_error},
-    error::sentence,
+    diagnosis::triage::State,
     plugin::{
-        guard::{self, Guard, REMOVAL},
+        guard::{self, Guard, REMOVAL, Watched},
         nodes::Choice,
         permissions::{self, Permission},
         pod,
         visit::{self, Visit, VisitError, Visitor},
     },
-    report::{Output, Printer, Verbosity, printer::ColorChoice, yaml_document},
+    report::{Output, Paint, Printer, Verbosity, printer::ColorChoice, record_line, yaml_document},
     text::{count, list},
 };
 use args::{CleanupArgs, Plugin, PodArgs, ServerArgs, Verb};
 pub(super) use complete::COMPLETER;
+use traces::Objects;
 
 /// The Pods that start at the same time.
 const AT_ONCE: usize = 16;
@@ -55,8 +57,8 @@ pub(super) fn run(args: Vec<OsString>) -> ExitCode {
         Ok(plugin) => plugin,
         Err(error) => return cli::usage(&error),
     };
-    let (verbosity, color) = (plugin.global.verbosity(), plugin.global.color);
-    let printer = Printer::new(verbosity, color);
+    let verbosity = plugin.global.verbosity();
+    let printer = Printer::new(verbosity, plugin.global.color);
     let progress = Arc::new(Progress::new(&plugin.global));
     cli::log_to_stderr(verbosity);
     let result = match plugin.verb {
@@ -72,14 +74,7 @@ pub(super) fn run(args: Vec<OsString>) -> ExitCode {
         Verb::Capture(args) => block_on(capture::run(&args, &plugin.server, printer, &progress)),
         Verb::Cleanup(args) => block_on(cleanup(&args, &plugin.server, printer)),
     };
-    match result {
-        Ok(outcome) => outcome.into(),
-        Err(error) if cli::is_closed_output(&error) => ExitCode::SUCCESS,
-        Err(error) => {
-            Printer::new(verbosity, color).error(&sentence(&*error), hint::hint(&error).as_deref());
-            ExitCode::from(1)
-        }
-    }
+    cli::end(result, &plugin.global)
 }
 
 /// Completes a command line: prints the candidates as kubectl reads them.
@@ -90,14 +85,15 @@ pub(super) fn complete(words: Vec<OsString>) -> ExitCode {
 }
 
 fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .context("cannot start the event loop")?;
-    let done = runtime.block_on(work);
-    runtime.shutdown_background();
-    done
+    cli::block_on(2, work)
+}
+
+/// What follows once the objects are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Follows {
+    Visits,
+    /// The nodes decide whether Pods are needed, and which permissions.
+    VisitsOrAgents,
 }
 
 /// Nodes with the Pods that run there, or why there is none.
@@ -110,11 +106,10 @@ struct Session {
     server: String,
     /// That of `-n`, else of the kubeconfig's context.
     namespace: String,
-    access: Access,
     visitor: Arc<Visitor>,
     pods: PodArgs,
     guard: Option<Guard>,
-    guarded: guard::Watched,
+    guarded: Watched,
 }
 
 impl Session {
@@ -127,12 +122,36 @@ impl Session {
             client,
             server: url,
             namespace: server.namespace.clone().unwrap_or(default),
-            access,
             visitor: Arc::new(visitor),
             pods: pods.clone(),
             guard: None,
-            guarded: server.watched(&pods.pod_namespace, &run),
+            guarded: Watched { access, namespace: pods.pod_namespace.clone(), run },
         })
+    }
+
+    /// Connects, and reads the cluster's objects. Fails first if the user lacks a permission for what follows; a dry run needs
+    /// none beyond reading.
+    async fn begin(
+        server: &ServerArgs,
+        pods: &PodArgs,
+        follows: Follows,
+        printer: &mut Printer,
+        progress: &Progress,
+    ) -> anyhow::Result<(Self, Objects)> {
+        let session = Self::open(server, pods).await?;
+        match follows {
+            _ if pods.is_dry_run() => {}
+            Follows::Visits => session.permitted(printer).await?,
+            Follows::VisitsOrAgents => session.readable(printer).await?,
+        }
+        let mut stop = Stop::listen()?;
+        let objects = unless_stopped(&mut stop, Objects::open(&session, progress)).await?;
+        Ok((session, objects))
+    }
+
+    /// How to reach the API server.
+    fn access(&self) -> &Access {
+        &self.guarded.access
     }
 
     /// Fails unless the user may read the objects and run Pods.
@@ -171,7 +190,7 @@ impl Session {
     /// Prints the Pods that would be created on these nodes.
     fn print_pods(&self, nodes: &[String], output: Output, printer: &mut Printer) -> anyhow::Result<Outcome> {
         for (number, node) in nodes.iter().enumerate() {
-            let name = format!("viptrace-{}-{number}", self.guarded.run);
+            let name = pod::name(&self.guarded.run, number);
             let manifest = pod::manifest(&self.pods.options(), &name, node, &self.guarded.run);
             let text = match output {
                 Output::Json => format!("{}\n", serde_json::to_string_pretty(&manifest)?),
@@ -248,6 +267,41 @@ async fn unless_stopped<T>(
     }
 }
 
+/// Separates the nodes that were reached from those that were not.
+fn separated(visits: Visits) -> (Vec<(String, Arc<Visit>)>, Vec<(String, VisitError)>) {
+    let (mut reached, mut failed) = (Vec::new(), Vec::new());
+    for (node, visit) in visits {
+        match visit {
+            Ok(visit) => reached.push((node, visit)),
+            Err(error) => failed.push((node, error)),
+        }
+    }
+    (reached, failed)
+}
+
+/// Prints a report as text or as a record, and returns the outcome of its state.
+fn print<T: Serialize>(
+    report: &T,
+    text: impl FnOnce(&T, Paint, bool) -> String,
+    state: State,
+    output: Output,
+    printer: &mut Printer,
+) -> anyhow::Result<Outcome> {
+    match output {
+        Output::Table | Output::Wide => {
+            printer.text(&text(report, printer.paint(), output == Output::Wide))?;
+        }
+        Output::Json => printer.data(&record_line(report)?)?,
+        Output::Yaml => printer.data(&yaml_document(report)?)?,
+    }
+    printer.flush()?;
+    Ok(match state {
+        State::Broken => Outcome::Faults,
+        State::Unknown => Outcome::Incomplete,
+        State::Warnings | State::Healthy => Outcome::Clean,
+    })
+}
+
 /// Says on standard error what the plugin waits for on each node, when that changes.
 #[derive(Debug)]
 struct Progress {
@@ -301,7 +355,7 @@ fn guard_pods() -> anyhow::Result<()> {
     block_on(async {
         let removal = async {
             loop {
-                let removed = match watched.access().client().await {
+                let removed = match watched.access.client().await {
                     Ok((client, _)) => {
                         visit::delete(&Api::namespaced(client, &watched.namespace), Some(&watched.run))
                             .await

@@ -37,10 +37,7 @@ impl fmt::Display for Filter {
 impl Filter {
     /// The Service, if the target is one.
     pub(super) fn service(&self) -> Option<Key> {
-        match &self.target {
-            Some(Target::Service { namespace, name }) => Some(Key::new(namespace, name)),
-            _ => None,
-        }
+        self.target.as_ref().and_then(Target::service)
     }
 
     pub(super) fn shows(&self, verdict: &Verdict) -> bool {

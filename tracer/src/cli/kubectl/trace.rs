@@ -13,14 +13,14 @@ use k8s_openapi::api::core::v1::Service;
 use kube::{Api, api::ListParams};
 
 use super::{
-    Progress, Session,
+    Follows, Progress, Session,
     args::{Name, ServerArgs, TraceArgs, name},
     target::{Filter, resolve},
     traces::{Objects, Results, Traces},
-    unless_stopped, with_session,
+    with_session,
 };
 use crate::{
-    cli::{Outcome, ResultExt as _, args::Hooks, trace::Stop},
+    cli::{Outcome, ResultExt as _, args::Hooks},
     cluster::{Cluster, Key, request_error},
     kernel::now,
     plugin::{nodes, permissions, visit::VisitError, wire::Connection},
@@ -36,13 +36,8 @@ pub(super) async fn run(
     mut printer: Printer,
     progress: &Arc<Progress>,
 ) -> anyhow::Result<Outcome> {
-    let mut session = Session::open(server, &args.pods).await?;
-    let is_dry = args.pods.dry_run.is_some();
-    if !is_dry {
-        session.readable(&mut printer).await?;
-    }
-    let mut stop = Stop::listen()?;
-    let objects = unless_stopped(&mut stop, Objects::open(&session, progress)).await?;
+    let (mut session, objects) =
+        Session::begin(server, &args.pods, Follows::VisitsOrAgents, &mut printer, progress).await?;
     let (filter, wish) = filter(args, server, &session, &objects).await?;
     let service = filter.service();
     let choice = nodes::choose(&objects.cluster.history, &wish, service.as_ref(), now())
@@ -51,7 +46,7 @@ pub(super) async fn run(
     agents.retain(|node, _| !args.own_pods && choice.nodes.contains(node));
     let without: Vec<String> =
         choice.nodes.iter().filter(|node| !agents.contains_key(*node)).cloned().collect();
-    if is_dry {
+    if args.pods.is_dry_run() {
         return session.print_pods(&without, args.shown.output, &mut printer);
     }
     let namespaces: BTreeSet<&str> = agents.values().map(|agent| &*agent.namespace).collect();

@@ -51,7 +51,7 @@ impl Objects {
     pub(super) async fn open(session: &Session, progress: &Progress) -> anyhow::Result<Self> {
         progress.say(&format!("reading the cluster's objects from {}", safe(&session.server)));
         let Opened { cluster, feed, .. } =
-            Source::Watch(session.access.clone()).open(cluster::LOOK_BACK).await?;
+            Source::Watch(session.access().clone()).open(cluster::LOOK_BACK).await?;
         let mut objects = Self { cluster, feed, relay: Relay::default() };
         let Self { cluster, feed, relay } = &mut objects;
         cluster.sync_with(feed, |update| relay.absorb(update)).await?;

@@ -10,25 +10,26 @@ use std::{
 use anyhow::{anyhow, bail};
 
 use super::{
-    Progress, Session,
+    Follows, Progress, Session,
     args::{ServerArgs, WhyArgs, name},
     check::{check_visited, service},
+    print,
     target::Filter,
     trace::{task_args, usage},
-    traces::{Objects, Results, Traces},
+    traces::{Results, Traces},
     unless_stopped, with_session,
 };
 use crate::{
     cli::{Outcome, ResultExt as _, args::Hooks, target::Target, trace::Stop},
     cluster::{Cluster, Key},
-    diagnosis::triage::{Scope, State, nodes::NodesReport},
+    diagnosis::triage::{Scope, nodes::NodesReport},
     kernel::now,
     net::Protocol,
     plugin::{
         nodes::choose,
         wire::{Connected, Connection},
     },
-    report::{self, Output, Printer, View, record_line, yaml_document},
+    report::{self, Printer, View},
     session::{
         Arrival, Folded, Judged, NotJudged, Summary,
         why::{Ends, FarEnd, Probe, Why},
@@ -50,18 +51,13 @@ pub(super) async fn run(
     mut printer: Printer,
     progress: &Arc<Progress>,
 ) -> anyhow::Result<Outcome> {
-    let mut session = Session::open(server, &args.pods).await?;
-    let is_dry = args.pods.dry_run.is_some();
-    if !is_dry {
-        session.permitted(&mut printer).await?;
-    }
-    let mut stop = Stop::listen()?;
-    let objects = unless_stopped(&mut stop, Objects::open(&session, progress)).await?;
+    let (mut session, objects) =
+        Session::begin(server, &args.pods, Follows::Visits, &mut printer, progress).await?;
     let named = name(&args.target, &session.namespace).map_err(usage)?;
     let key = service(named, &args.target, &session, &objects).await?;
     let wish = args.nodes.wish(&session.namespace).map_err(usage)?;
     let choice = choose(&objects.cluster.history, &wish, Some(&key), now()).map_err(|why| anyhow!(why))?;
-    if is_dry {
+    if args.pods.is_dry_run() {
         return session.print_pods(&choice.nodes, args.output, &mut printer);
     }
     let probed = if args.probe { addresses(&objects.cluster, &key)? } else { Vec::new() };
@@ -118,19 +114,7 @@ pub(super) async fn run(
         anyhow::Ok(why)
     })
     .await?;
-    match args.output {
-        Output::Table | Output::Wide => {
-            printer.text(&report::why::text(&why, printer.paint(), args.output == Output::Wide))?;
-        }
-        Output::Json => printer.data(&record_line(&why)?)?,
-        Output::Yaml => printer.data(&yaml_document(&why)?)?,
-    }
-    printer.flush()?;
-    Ok(match why.state {
-        State::Broken => Outcome::Faults,
-        State::Unknown => Outcome::Incomplete,
-        State::Warnings | State::Healthy => Outcome::Clean,
-    })
+    print(&why, report::why::text, why.state, args.output, &mut printer)
 }
 
 /// The addresses and TCP ports to connect to.
