@@ -76,6 +76,9 @@ pub(crate) struct Finding {
     values: Vec<(&'static str, Text)>,
 }
 
+/// Between the domain and the detail of a root cause.
+const SEPARATOR: &str = " — ";
+
 impl Finding {
     /// A fault of high confidence with the domain, severity and actions of its class, which other methods can change.
     pub(crate) fn new(class: Class, detail: impl Into<Text>) -> Self {
@@ -275,7 +278,12 @@ impl Finding {
 
     /// `domain — detail`.
     pub(crate) fn root_cause(&self) -> Text {
-        [self.domain.as_str(), " — ", &self.detail].concat().into()
+        [self.domain.as_str(), SEPARATOR, &self.detail].concat().into()
+    }
+
+    /// A root cause without its domain, which the class implies.
+    pub(crate) fn detail_of(root_cause: &str) -> &str {
+        root_cause.split_once(SEPARATOR).map_or(root_cause, |(_, detail)| detail)
     }
 
     fn chosen_now(&self) -> impl Iterator<Item = &Action> {

@@ -8,12 +8,13 @@ use std::{
     time::Duration,
 };
 
-use futures::StreamExt as _;
+use futures::{Stream, StreamExt as _};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, Client,
     api::{AttachParams, AttachedProcess, DeleteParams, ListParams, PostParams},
 };
+use serde::de::DeserializeOwned;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _},
     sync::mpsc,
@@ -44,7 +45,7 @@ const SILENCE: Duration = Duration::from_secs(30);
 const QUEUE: usize = 8192;
 /// The size of the buffers of a connection, bytes.
 const BUFFER: usize = 1 << 20;
-/// What is kept of a command's standard error, bytes.
+/// The end of a command's standard error that is kept, bytes.
 const ERROR_TAIL: usize = 4096;
 
 /// Why a node could not be visited, or a visit ended early.
@@ -194,11 +195,15 @@ pub(crate) async fn delete(pods: &Api<Pod>, run: Option<&str>) -> Result<Vec<Str
     let mut names = Vec::new();
     for pod in found.items {
         let Some(name) = pod.metadata.name else { continue };
-        match within(pods.delete(&name, &DeleteParams::default().grace_period(0))).await {
-            Ok(_) => names.push(name),
-            // Somebody else was faster.
-            Err(VisitError::Request(why)) if why.contains("not found") => {}
-            Err(error) => return Err(error),
+        let deleted = within(async {
+            match pods.delete(&name, &DeleteParams::default().grace_period(0)).await {
+                // Somebody else was faster.
+                Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
+                deleted => deleted.map(|_| true),
+            }
+        });
+        if deleted.await? {
+            names.push(name);
         }
     }
     Ok(names)
@@ -270,23 +275,12 @@ impl fmt::Debug for Visit {
 impl Visit {
     /// Starts a task in the Pod.
     pub(crate) async fn start(&self, task: Task) -> Result<Talk, VisitError> {
-        let params = AttachParams::default()
-            .container(CONTAINER)
-            .stdin(true)
-            .stdout(true)
-            .stderr(true)
-            .max_stdin_buf_size(BUFFER)
-            .max_stdout_buf_size(BUFFER);
-        let is_quiet = matches!(task, Task::Capture { .. });
-        let mut process = within(self.pods.exec(&self.pod, [PROGRAM, "node"], &params)).await?;
-        let (Some(mut input), Some(output), Some(error)) =
-            (process.stdin(), process.stdout(), process.stderr())
-        else {
-            return Err(VisitError::Broken { pod: self.pod.clone(), why: String::new() });
-        };
-        let (orders, mut lines) = mpsc::channel::<String>(QUEUE);
+        let is_quiet = task == Task::Capture;
         let request =
             wire::line(&Request::new(task)).map_err(|error| VisitError::Request(error.to_string()))?;
+        let mut command = Command::start(&self.pods, &self.pod, CONTAINER, &[PROGRAM, "node"], true).await?;
+        let (orders, mut lines) = mpsc::channel::<String>(QUEUE);
+        let mut input = command.process.stdin().ok_or_else(|| command.broken(String::new()))?;
         let writer = tokio::spawn(async move {
             if input.write_all(request.as_bytes()).await.is_err() {
                 return;
@@ -298,69 +292,79 @@ impl Visit {
             }
             // The receiver is gone: standard input ends with the connection.
         });
-        let mut started = Talk {
-            pod: self.pod.clone(),
-            orders,
-            answers: Box::new(wire::lines(output)),
-            error: tokio::spawn(tail(error)),
-            is_quiet,
-            writer,
-            _process: process,
-        };
+        let mut started = Talk { command, orders, is_quiet, writer };
         match started.next().await? {
             Answer::Hello { viptrace: VERSION, .. } => Ok(started),
             Answer::Hello { version, .. } => Err(VisitError::OtherVersion { theirs: version }),
-            _ => Err(VisitError::Broken {
-                pod: self.pod.clone(),
-                why: "its first line is no greeting".to_owned(),
-            }),
+            _ => Err(started.command.broken("its first line is no greeting".to_owned())),
         }
     }
 }
 
-/// What an agent hands out: verdicts of failed and of sampled flows. The command ends soon after this value is dropped.
-pub(crate) struct AgentStream {
+/// A command in a Pod that writes lines of JSON. It ends soon after this value is dropped.
+struct Command {
     pod: String,
-    lines: Box<dyn futures::Stream<Item = Result<String, wire::WireError>> + Send + Unpin>,
+    lines: Box<dyn Stream<Item = Result<String, wire::WireError>> + Send + Unpin>,
     error: JoinHandle<String>,
-    _process: AttachedProcess,
+    process: AttachedProcess,
 }
 
-impl Drop for AgentStream {
+impl Drop for Command {
     fn drop(&mut self) {
         self.error.abort();
     }
 }
 
+impl Command {
+    async fn start(
+        pods: &Api<Pod>,
+        pod: &str,
+        container: &str,
+        words: &[&str],
+        takes_input: bool,
+    ) -> Result<Self, VisitError> {
+        let params = AttachParams::default()
+            .container(container)
+            .stdin(takes_input)
+            .stdout(true)
+            .stderr(true)
+            .max_stdin_buf_size(BUFFER)
+            .max_stdout_buf_size(BUFFER);
+        let mut process = within(pods.exec(pod, words.iter().copied(), &params)).await?;
+        let pod = pod.to_owned();
+        let (Some(output), Some(error)) = (process.stdout(), process.stderr()) else {
+            return Err(VisitError::Broken { pod, why: String::new() });
+        };
+        Ok(Self { pod, lines: Box::new(wire::lines(output)), error: tokio::spawn(tail(error)), process })
+    }
+
+    /// The message in the next line.
+    async fn next<T: DeserializeOwned>(&mut self) -> Result<T, VisitError> {
+        let Some(line) = self.lines.next().await else {
+            let said = timeout(Duration::from_secs(1), &mut self.error).await;
+            return Err(self.broken(said.ok().and_then(Result::ok).unwrap_or_default()));
+        };
+        line.and_then(|line| wire::message(&line)).map_err(|error| self.broken(error.to_string()))
+    }
+
+    fn broken(&self, why: String) -> VisitError {
+        VisitError::Broken { pod: self.pod.clone(), why }
+    }
+}
+
+/// What an agent hands out: verdicts of failed and of sampled flows.
+pub(crate) struct AgentStream(Command);
+
 impl AgentStream {
     /// Runs `viptrace agent stream` in the agent's container.
     pub(crate) async fn open(client: Client, agent: &Key) -> Result<Self, VisitError> {
         let pods: Api<Pod> = Api::namespaced(client, &agent.namespace);
-        let params = AttachParams::default()
-            .container(pod::AGENT)
-            .stdin(false)
-            .stdout(true)
-            .stderr(true)
-            .max_stdout_buf_size(BUFFER);
-        let mut process = within(pods.exec(&agent.name, [PROGRAM, "agent", "stream"], &params)).await?;
-        let pod = agent.to_string();
-        let (Some(output), Some(error)) = (process.stdout(), process.stderr()) else {
-            return Err(VisitError::Broken { pod, why: String::new() });
-        };
-        let error = tokio::spawn(tail(error));
-        Ok(Self { pod, lines: Box::new(wire::lines(output)), error, _process: process })
+        Command::start(&pods, &agent.name, pod::AGENT, &[PROGRAM, "agent", "stream"], false).await.map(Self)
     }
 
     /// The next verdict. An agent without failures is silent for any time.
     pub(crate) async fn next(&mut self) -> Result<Verdict, VisitError> {
-        let broken = |why: String| VisitError::Broken { pod: self.pod.clone(), why };
-        let Some(line) = self.lines.next().await else {
-            let said = timeout(Duration::from_secs(1), &mut self.error).await;
-            let why = said.ok().and_then(Result::ok).unwrap_or_default();
-            return Err(VisitError::Broken { pod: self.pod.clone(), why });
-        };
-        let line = line.map_err(|error| broken(error.to_string()))?;
-        wire::message(&line).map_err(|error| broken(error.to_string()))
+        self.0.next().await
     }
 }
 
@@ -378,26 +382,22 @@ async fn tail(mut from: impl AsyncRead + Unpin) -> String {
 
 /// The talk with a task. The task ends soon after this value is dropped.
 pub(crate) struct Talk {
-    pod: String,
+    command: Command,
     orders: mpsc::Sender<String>,
-    answers: Box<dyn futures::Stream<Item = Result<String, wire::WireError>> + Send + Unpin>,
-    error: JoinHandle<String>,
     /// The task may be silent for longer than [`SILENCE`].
     is_quiet: bool,
     writer: JoinHandle<()>,
-    _process: AttachedProcess,
 }
 
 impl fmt::Debug for Talk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Talk").field("pod", &self.pod).finish_non_exhaustive()
+        f.debug_struct("Talk").field("pod", &self.command.pod).finish_non_exhaustive()
     }
 }
 
 impl Drop for Talk {
     fn drop(&mut self) {
         self.writer.abort();
-        self.error.abort();
     }
 }
 
@@ -410,17 +410,8 @@ impl Talk {
     /// The next answer. A task's failure is an error.
     pub(crate) async fn next(&mut self) -> Result<Answer, VisitError> {
         let limit = if self.is_quiet { SILENCE * 4 } else { SILENCE };
-        let pod = self.pod.clone();
-        let broken = |why: String| VisitError::Broken { pod: pod.clone(), why };
-        let line = match timeout(limit, self.answers.next()).await {
-            Err(_) => return Err(VisitError::Silent { pod: self.pod.clone() }),
-            Ok(Some(line)) => line.map_err(|error| broken(error.to_string()))?,
-            Ok(None) => {
-                let said = timeout(Duration::from_secs(1), &mut self.error).await;
-                return Err(broken(said.ok().and_then(Result::ok).unwrap_or_default()));
-            }
-        };
-        match wire::message(&line).map_err(|error| broken(error.to_string()))? {
+        let answer = timeout(limit, self.command.next()).await;
+        match answer.map_err(|_| VisitError::Silent { pod: self.command.pod.clone() })?? {
             Answer::Failed { error, hint } => Err(VisitError::Failed { error, hint }),
             answer => Ok(answer),
         }

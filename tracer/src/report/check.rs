@@ -33,13 +33,8 @@ pub fn document(report: &CheckReport) -> io::Result<String> {
 /// The text for a person. With `wide` it includes the notes and every step of the procedures.
 pub fn text(report: &CheckReport, paint: Paint, wide: bool) -> String {
     let mut out = String::new();
-    let style = match report.state {
-        State::Broken => Style::Fault,
-        State::Warnings | State::Unknown => Style::Unknown,
-        State::Healthy => Style::Good,
-    };
     // Writing to a String cannot fail.
-    let _ = writeln!(out, "{}", paint.text(style, &safe(&report.summary)));
+    let _ = writeln!(out, "{}", paint.text(style(report.state), &safe(&report.summary)));
     let proxy = match (&report.kube_proxy_mode, &report.kube_proxy_version) {
         (Some(mode), Some(version)) => format!("kube-proxy {version} in {mode} mode"),
         (Some(mode), None) => format!("kube-proxy in {mode} mode"),
@@ -69,6 +64,15 @@ pub fn text(report: &CheckReport, paint: Paint, wide: bool) -> String {
     write_differences(&mut out, report, paint);
     write_gaps(&mut out, report, paint);
     out
+}
+
+/// The style of a state.
+pub(super) const fn style(state: State) -> Style {
+    match state {
+        State::Broken => Style::Fault,
+        State::Warnings | State::Unknown => Style::Unknown,
+        State::Healthy => Style::Good,
+    }
 }
 
 fn write_differences(out: &mut String, report: &CheckReport, paint: Paint) {

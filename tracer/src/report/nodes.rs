@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::{
-    check::write_finding,
+    check::{style, write_finding},
     printer::{Paint, Style},
 };
 use crate::{
@@ -20,13 +20,8 @@ const MAX_DIFFERENCES: usize = 20;
 /// The text for a person. With `wide` it includes the notes, the gaps of each node and the facts in which nodes differ.
 pub fn text(report: &NodesReport, paint: Paint, wide: bool) -> String {
     let mut out = String::new();
-    let style = match report.state {
-        State::Broken => Style::Fault,
-        State::Warnings | State::Unknown => Style::Unknown,
-        State::Healthy => Style::Good,
-    };
     // Writing to a String cannot fail.
-    let _ = writeln!(out, "{}", paint.text(style, &safe(&report.summary)));
+    let _ = writeln!(out, "{}", paint.text(style(report.state), &safe(&report.summary)));
     let scope =
         report.service.as_ref().map(|service| format!(" · only findings for {service}")).unwrap_or_default();
     let line = format!("{}{scope}", report.time.to_the_millisecond());
@@ -57,13 +52,10 @@ pub fn text(report: &NodesReport, paint: Paint, wide: bool) -> String {
     out
 }
 
-/// A line for each node that differs from a healthy one; the others share a line.
+/// A line for each node.
 fn write_nodes(out: &mut String, report: &NodesReport, paint: Paint) {
     let word = |state: Option<State>| match state {
-        Some(State::Broken) => paint.text(Style::Fault, "broken"),
-        Some(State::Warnings) => paint.text(Style::Unknown, "warnings"),
-        Some(State::Healthy) => paint.text(Style::Good, "healthy"),
-        Some(State::Unknown) => paint.text(Style::Unknown, "unknown"),
+        Some(state) => paint.text(style(state), state.as_str()),
         None => paint.text(Style::Unknown, "NOT CHECKED"),
     };
     for node in &report.nodes {

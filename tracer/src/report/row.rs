@@ -4,6 +4,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use crate::{
     class::{Class, Kind},
+    diagnosis::finding::Finding,
     report::printer::Style,
     text::{count, length, measured, safe},
     time::Timestamp,
@@ -97,8 +98,7 @@ fn what(verdict: &Verdict, connect_time: Option<Duration>) -> String {
 
 /// The text after `domain — `.
 pub(super) fn detail(root_cause: &str) -> String {
-    let detail = root_cause.split_once(" — ").map_or(root_cause, |(_, detail)| detail);
-    safe(detail).into_owned()
+    safe(Finding::detail_of(root_cause)).into_owned()
 }
 
 /// A line for each piece of evidence.

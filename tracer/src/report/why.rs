@@ -3,11 +3,11 @@
 use std::fmt::Write as _;
 
 use super::{
+    check::style,
     printer::{Paint, Style},
     row::{action, detail},
 };
 use crate::{
-    diagnosis::triage::State,
     session::why::{FirstCause, Why},
     text::{count, safe},
     verdict::EvidenceType,
@@ -16,13 +16,8 @@ use crate::{
 /// The text for a person. With `wide` it includes every gap.
 pub fn text(why: &Why, paint: Paint, wide: bool) -> String {
     let mut out = String::new();
-    let style = match why.state {
-        State::Broken => Style::Fault,
-        State::Warnings | State::Unknown => Style::Unknown,
-        State::Healthy => Style::Good,
-    };
     // Writing to a String cannot fail.
-    let _ = writeln!(out, "{}", paint.text(style, &safe(&why.summary)));
+    let _ = writeln!(out, "{}", paint.text(style(why.state), &safe(&why.summary)));
     if let Some(cause) = &why.cause {
         out.push('\n');
         write_cause(&mut out, cause, paint);
@@ -41,12 +36,11 @@ pub fn text(why: &Why, paint: Paint, wide: bool) -> String {
         }
     }
     let flows = why.flows;
-    let all = flows.ok + flows.normal + flows.faults + flows.unknown;
-    if all > 0 {
+    if flows.total() > 0 {
         let _ = writeln!(
             out,
             "\n{} of the Service observed: {} ok, {} normal, {} faulty, {} unexplained",
-            count(all, "connection"),
+            count(flows.total(), "connection"),
             flows.ok,
             flows.normal,
             flows.faults,

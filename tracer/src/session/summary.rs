@@ -5,6 +5,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -24,7 +25,8 @@ const MAX_CAUSES: usize = 1000;
 const MAX_SERVICES: usize = 20_000;
 
 /// Flows by result.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "Flows", description = "The observed flows of the Service.")]
 pub struct Counts {
     pub ok: u64,
     pub normal: u64,

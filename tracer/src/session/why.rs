@@ -35,7 +35,7 @@ pub struct Why {
     /// Other faults and unexplained failures, one line each.
     pub also: Vec<String>,
     /// The observed flows by result.
-    pub flows: Flows,
+    pub flows: Counts,
     pub probes: Vec<Probe>,
     /// Facts that could not be observed.
     pub gaps: Vec<String>,
@@ -59,21 +59,6 @@ pub struct FirstCause {
     pub against: Vec<Evidence>,
     pub unseen: Vec<Text>,
     pub mitigation: Mitigation,
-}
-
-/// The observed flows of the Service.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
-pub struct Flows {
-    pub ok: u64,
-    pub normal: u64,
-    pub faults: u64,
-    pub unknown: u64,
-}
-
-impl From<Counts> for Flows {
-    fn from(counts: Counts) -> Self {
-        Self { ok: counts.ok, normal: counts.normal, faults: counts.faults, unknown: counts.unknown }
-    }
 }
 
 /// The flows that arrived at the endpoints' nodes, so that a fault on the path between two nodes is shown from both ends.
@@ -181,7 +166,7 @@ impl Why {
         cause.root_cause = found.root_cause;
         cause.mitigation = found.mitigation;
         cause.place = Some(format!("on {node}"));
-        self.summary = format!("{} is broken: {}", self.service, cause.detail());
+        self.summary = format!("{} is broken: {}", self.service, Finding::detail_of(&cause.root_cause));
     }
 
     /// Joins the checks, the causes of the flows in their order, and the probes.
@@ -199,20 +184,18 @@ impl Why {
         let observed = causes.iter().find(|cause| cause.verdict.class.is_fault());
         let of_class = |class| faults.iter().find(|shared| shared.finding.class == class);
         let cause = match observed {
-            // Rules that lag behind the API are an effect: kube-proxy's own fault is the cause.
-            Some(cause) if LAGGING.contains(&cause.verdict.class) => {
+            Some(cause) => {
+                // Rules that lag behind the API are an effect: kube-proxy's own fault is the cause.
                 let proxy = KUBE_PROXY.iter().find_map(|class| of_class(*class));
-                let on_node = |shared: &&&SharedFinding| {
-                    cause.verdict.flow.node.as_ref().is_none_or(|node| shared.nodes.contains(node))
+                let is_behind = |shared: &&&SharedFinding| {
+                    LAGGING.contains(&cause.verdict.class)
+                        && cause.verdict.flow.node.as_ref().is_none_or(|node| shared.nodes.contains(node))
                 };
-                match proxy.filter(on_node) {
-                    Some(shared) => Some(FirstCause::behind(cause, shared, checked)),
-                    None => {
-                        Some(FirstCause::observed(cause, of_class(cause.verdict.class).copied(), checked))
-                    }
-                }
+                Some(match proxy.filter(is_behind) {
+                    Some(shared) => FirstCause::behind(cause, shared, checked),
+                    None => FirstCause::observed(cause, of_class(cause.verdict.class).copied(), checked),
+                })
             }
-            Some(cause) => Some(FirstCause::observed(cause, of_class(cause.verdict.class).copied(), checked)),
             None => faults.first().map(|shared| FirstCause::found(shared, checked)),
         };
         let mut also = Vec::new();
@@ -242,7 +225,7 @@ impl Why {
             None => check.state,
         };
         let summary = summary(&service, state, cause.as_ref(), counts, &probes, &check);
-        Self { service, state, summary, cause, also, flows: counts.into(), probes, gaps, check }
+        Self { service, state, summary, cause, also, flows: counts, probes, gaps, check }
     }
 }
 
@@ -279,8 +262,11 @@ impl FirstCause {
         let verdict = &cause.verdict;
         let mut first = Self::found(shared, checked);
         first.flows = cause.flows;
-        let effect =
-            format!("its effect on a connection ({}): {}", verdict.class, detail(&verdict.root_cause));
+        let effect = format!(
+            "its effect on a connection ({}): {}",
+            verdict.class,
+            Finding::detail_of(&verdict.root_cause)
+        );
         first.evidence.push(Evidence {
             r#type: EvidenceType::Kernel,
             time: Some(verdict.flow.started),
@@ -308,19 +294,9 @@ impl FirstCause {
             mitigation: finding.mitigation.clone(),
         }
     }
-
-    /// Without the domain, which the class implies.
-    fn detail(&self) -> &str {
-        detail(&self.root_cause)
-    }
 }
 
-/// A root cause without its domain.
-fn detail(root_cause: &str) -> &str {
-    root_cause.split_once(" — ").map_or(root_cause, |(_, detail)| detail)
-}
-
-/// What connections meet where the rules lag behind the API.
+/// The faults that connections meet where the rules lag behind the API.
 const LAGGING: [Class; 6] = [Class::C4, Class::C5, Class::C6, Class::C8, Class::C12, Class::C13];
 /// The reasons for that, in the order of the triage.
 const KUBE_PROXY: [Class; 2] = [Class::C1, Class::C2];
@@ -335,7 +311,7 @@ fn summary(
 ) -> String {
     let established = probes.iter().filter(|probe| probe.is_established).count();
     match (cause, state) {
-        (Some(cause), _) => format!("{service} is broken: {}", cause.detail()),
+        (Some(cause), _) => format!("{service} is broken: {}", Finding::detail_of(&cause.root_cause)),
         (None, State::Unknown) if counts.unknown > 0 => format!(
             "{service}: {} failed, and nothing that was observed explains it",
             count(counts.unknown, "connection")

@@ -98,6 +98,8 @@ enum Follows {
 
 /// Nodes with the Pods that run there, or why there is none.
 type Visits = Vec<(String, Result<Arc<Visit>, VisitError>)>;
+/// Nodes with the Pods that run there.
+type Reached = Vec<(String, Arc<Visit>)>;
 
 /// A connection to the cluster, and the Pods of this run.
 struct Session {
@@ -268,7 +270,7 @@ async fn unless_stopped<T>(
 }
 
 /// Separates the nodes that were reached from those that were not.
-fn separated(visits: Visits) -> (Vec<(String, Arc<Visit>)>, Vec<(String, VisitError)>) {
+fn separated(visits: Visits) -> (Reached, Vec<(String, VisitError)>) {
     let (mut reached, mut failed) = (Vec::new(), Vec::new());
     for (node, visit) in visits {
         match visit {

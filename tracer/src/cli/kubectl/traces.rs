@@ -3,7 +3,7 @@
 //! Owns the visits of a trace, the relay of the cluster's objects to them, and the merge of what they send.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     sync::Arc,
     time::{Duration, Instant},
@@ -17,12 +17,13 @@ use super::{Progress, Session, Visits};
 use crate::{
     cli::trace::Stop,
     cluster::{self, Cluster, Feed, Key, Opened, Source, Update},
+    diagnosis::triage::nodes::{SharedText, shared},
     kernel::now,
     plugin::{
         nodes::{Choice, MAX_NODES},
         relay::Relay,
         visit::{AgentStream, Orders, Visit, VisitError},
-        wire::{Answer, Connection, Order, Task},
+        wire::{self, Answer, Connection, Order, Task},
     },
     session::{Arrival, Ending, Folded, Judged, NotJudged},
     text::{list, safe},
@@ -236,9 +237,7 @@ impl<'s> Traces<'s> {
 
     /// Orders every node to connect there once.
     pub(super) async fn connect(&self, to: SocketAddr) {
-        for orders in self.nodes.values().filter_map(|node| node.orders.as_ref()) {
-            orders.send(&Order::Connect(to)).await;
-        }
+        self.order(&Order::Connect(to)).await;
     }
 
     /// The nodes whose hooks are attached.
@@ -264,7 +263,7 @@ impl<'s> Traces<'s> {
     }
 
     /// Waits for one event and takes those behind it. Returns whether the trace is over: by a signal, the end of every node's
-    /// trace, `until`, or because the results are done.
+    /// trace, or `until`.
     pub(super) async fn turn(
         &mut self,
         results: &mut impl Results,
@@ -300,10 +299,15 @@ impl<'s> Traces<'s> {
 
     async fn relay(&self, updates: Vec<Update>) {
         for update in updates {
-            let order = Order::Update(Box::new(update.for_relay()));
-            for orders in self.nodes.values().filter_map(|node| node.orders.as_ref()) {
-                orders.send(&order).await;
-            }
+            self.order(&Order::Update(Box::new(update.for_relay()))).await;
+        }
+    }
+
+    /// Sends an order to every node that takes orders.
+    async fn order(&self, order: &Order) {
+        let Ok(line) = wire::line(order) else { return };
+        for orders in self.nodes.values().filter_map(|node| node.orders.as_ref()) {
+            orders.send_line(line.clone()).await;
         }
     }
 
@@ -395,9 +399,7 @@ impl<'s> Traces<'s> {
         results: &mut impl Results,
         stop: &mut Stop,
     ) -> anyhow::Result<Ending> {
-        for orders in self.nodes.values().filter_map(|node| node.orders.as_ref()) {
-            orders.send(&Order::Stop).await;
-        }
+        self.order(&Order::Stop).await;
         let until = Instant::now() + FINISH;
         while Instant::now() < until
             && self.nodes.values().any(|node| !node.is_over && node.attached && !node.has_agent)
@@ -416,13 +418,11 @@ impl<'s> Traces<'s> {
     fn ending(&mut self) -> Ending {
         let ended = now();
         let mut merged = Ending { started: self.started.unwrap_or(ended), ended, ..Ending::default() };
-        let mut gaps: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
+        let mut gaps = Vec::new();
         let mut suppressed: BTreeMap<Key, u64> = BTreeMap::new();
         for (name, node) in &self.nodes {
             if node.has_agent && node.error.is_none() {
-                gaps.entry("healthy flows are a sample: that of the agent".to_owned())
-                    .or_default()
-                    .insert(name);
+                gaps.push((name.clone(), "healthy flows are a sample: that of the agent".to_owned()));
                 continue;
             }
             let Some(ending) = &node.ending else {
@@ -430,7 +430,7 @@ impl<'s> Traces<'s> {
                     Some(error) => error.to_string(),
                     None => "it was left before its end".to_owned(),
                 };
-                gaps.entry(format!("not traced to the end: {why}")).or_default().insert(name);
+                gaps.push((name.clone(), format!("not traced to the end: {why}")));
                 merged.lost_events += node.lost_events;
                 continue;
             };
@@ -441,24 +441,16 @@ impl<'s> Traces<'s> {
             for (service, count) in &ending.suppressed_by_service {
                 *suppressed.entry(service.clone()).or_default() += count;
             }
-            for gap in &ending.gaps {
-                gaps.entry(gap.clone()).or_default().insert(name);
-            }
+            gaps.extend(ending.gaps.iter().map(|gap| (name.clone(), gap.clone())));
         }
         merged.suppressed_by_service = suppressed.into_iter().collect();
         merged.metadata_age = self.objects.cluster.status.metadata_age(now());
         let all = self.nodes.len();
-        merged.gaps = gaps
-            .into_iter()
-            .map(|(gap, nodes)| {
-                let names: Vec<&str> = nodes.into_iter().collect();
-                if names.len() == all && all > 1 {
-                    format!("every node: {gap}")
-                } else {
-                    format!("{}: {gap}", list(&names))
-                }
-            })
-            .collect();
+        let named = |SharedText { nodes, text }| {
+            let place = if nodes.len() == all && all > 1 { "every node".to_owned() } else { list(&nodes) };
+            format!("{place}: {text}")
+        };
+        merged.gaps = shared(gaps.into_iter()).into_iter().map(named).collect();
         merged
     }
 }

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use super::{CheckReport, FindingRecord, Level, State};
 use crate::{
+    diagnosis::finding::Finding,
     text::{count, list},
     time::Timestamp,
     verdict::{ServiceRef, Text},
@@ -159,7 +160,8 @@ fn without_numbers(text: &str) -> Text {
     text.chars().filter(|character| !character.is_ascii_digit()).collect::<String>().into()
 }
 
-fn shared(texts: impl Iterator<Item = (String, String)>) -> Vec<SharedText> {
+/// Each text of a node once, with the nodes that have it.
+pub(crate) fn shared(texts: impl Iterator<Item = (String, String)>) -> Vec<SharedText> {
     let mut by_text: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (node, text) in texts {
         by_text.entry(text).or_default().insert(node);
@@ -212,11 +214,7 @@ fn summary(state: State, nodes: &[NodeState], findings: &[SharedFinding]) -> Str
     let text = match (state, faults.as_slice()) {
         (State::Broken, [first, rest @ ..]) => {
             let place = place(first, checked);
-            let cause = first
-                .finding
-                .root_cause
-                .split_once(" — ")
-                .map_or(&*first.finding.root_cause, |(_, text)| text);
+            let cause = Finding::detail_of(&first.finding.root_cause);
             let more = if rest.is_empty() {
                 String::new()
             } else {
@@ -257,10 +255,7 @@ mod tests {
     use crate::{
         class::Class,
         cluster::Key,
-        diagnosis::{
-            finding::Finding,
-            triage::{Facts, Scope, triage},
-        },
+        diagnosis::triage::{Facts, Scope, triage},
     };
 
     fn report(findings: Vec<Finding>, facts: &[(&str, &str)]) -> CheckReport {

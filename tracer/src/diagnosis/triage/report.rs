@@ -56,6 +56,18 @@ pub enum State {
     Unknown,
 }
 
+impl State {
+    /// As records have it.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Broken => "broken",
+            Self::Warnings => "warnings",
+            Self::Healthy => "healthy",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
 /// One fault or risk.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[schemars(rename = "Finding")]
