@@ -140,12 +140,36 @@ pub(crate) static WANTED_SUBSYSTEMS: Global<u64> = Global::new(0);
 /// The bits of a drop reason below its subsystem (`SKB_DROP_REASON_SUBSYS_SHIFT`).
 const SUBSYSTEM_SHIFT: u32 = 16;
 
+/// A word of [`WANTED_REASONS`], by the last two bits of its index.
+#[inline(always)]
+fn wanted_word(index: u32) -> u64 {
+    let index = last_two_bits(index);
+    // SAFETY: an index below 4 stays within the array. The read is volatile, because user space sets the words.
+    unsafe { (&raw const WANTED_REASONS).cast::<u64>().add(index).read_volatile() }
+}
+
+/// Inline assembly, because the compiler removes a mask that a comparison has made superfluous; the verifier does not
+/// apply that comparison to the register that becomes the index.
+#[cfg(target_arch = "bpf")]
+#[inline(always)]
+fn last_two_bits(index: u32) -> usize {
+    let mut index = u64::from(index);
+    // SAFETY: the instruction changes this register only.
+    unsafe { core::arch::asm!("{index} &= 3", index = inout(reg) index, options(nostack, nomem, pure)) };
+    index as usize
+}
+
+#[cfg(not(target_arch = "bpf"))]
+fn last_two_bits(index: u32) -> usize {
+    index as usize & 3
+}
+
 /// Whether a drop with this reason is always reported.
 #[inline(always)]
 pub(crate) fn is_wanted(reason: u32) -> bool {
     let subsystem = reason >> SUBSYSTEM_SHIFT;
     if subsystem == 0 {
-        reason < 256 && WANTED_REASONS.load()[(reason >> 6) as usize & 3] >> (reason & 63) & 1 == 1
+        reason < 256 && wanted_word(reason >> 6) >> (reason & 63) & 1 == 1
     } else {
         subsystem < 64 && WANTED_SUBSYSTEMS.load() >> (subsystem & 63) & 1 == 1
     }
