@@ -176,11 +176,14 @@ fn data(map: &Map) -> Option<&MapData> {
 /// Enough for the end of the verifier's log.
 const LOG_BYTES: usize = 1 << 20;
 
+/// How the lines begin that the verifier prints after its reason.
+const STATISTICS: [&str; 3] = ["verification time ", "stack depth ", "processed "];
+
 /// The last line of the verifier's log that is not a count.
 pub(super) fn last_line(log: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(log.split(|byte| *byte == 0).next()?).into_owned();
-    let mut lines = text.lines().map(str::trim);
-    lines.rfind(|line| !line.is_empty() && !line.starts_with("processed ")).map(str::to_owned)
+    let is_statistics = |line: &str| STATISTICS.iter().any(|start| line.starts_with(start));
+    text.lines().map(str::trim).rfind(|line| !line.is_empty() && !is_statistics(line)).map(str::to_owned)
 }
 
 #[cfg(test)]
@@ -190,7 +193,10 @@ mod tests {
     #[test]
     fn of_the_verifiers_log_the_last_word_is_kept() {
         assert_eq!(
-            last_line(b"0: (95)\nR0 !read_ok\nprocessed 1 insns\n\0\0").as_deref(),
+            last_line(
+                b"0: (95)\nR0 !read_ok\nverification time 7 usec\nstack depth 8\nprocessed 1 insns\n\0\0"
+            )
+            .as_deref(),
             Some("R0 !read_ok")
         );
         assert_eq!(last_line(&[0; 8]), None);
