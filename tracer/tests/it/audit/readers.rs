@@ -525,6 +525,22 @@ fn chains_that_call_themselves_end_with_a_note() {
     }
 }
 
+/// Whether the endpoint could reach itself is asked beside the probe's own way.
+#[test]
+fn a_rule_that_drops_only_looped_connections_drops_no_other() {
+    let rules = iptables::parse(
+        "*nat\n:PREROUTING ACCEPT [0:0]\n:POSTROUTING ACCEPT [0:0]\n\
+        -A PREROUTING -d 10.96.0.1/32 -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.244.1.12:8080\n\
+        -A POSTROUTING -j KUBE-POSTROUTING\n\
+        -A KUBE-POSTROUTING -s 10.244.1.12/32 -d 10.244.1.12/32 -j DROP\nCOMMIT\n",
+        iptables::Hint::default(),
+    );
+    let fate = fate(&rules);
+    let [branch] = fate.branches.as_slice() else { panic!("{fate:?}") };
+    assert_eq!(branch.end, End::Endpoint("10.244.1.12:8080".parse().unwrap()));
+    assert_eq!(branch.hairpin, Some(false));
+}
+
 #[test]
 fn paths_that_double_in_each_chain_are_given_up() {
     let mut text = String::from(

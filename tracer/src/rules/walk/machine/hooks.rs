@@ -128,7 +128,12 @@ impl<'a, O: Observer> Run<'_, 'a, '_, O> {
             let own = state.destination.ip();
             let mark = state.own.filter(|(source, _)| *source == own).map_or(state.mark, |(_, mark)| mark);
             let looped = State { source: own, mark, ..state.clone() };
-            self.hook(HookPoint::Postrouting, looped).iter().any(|state| state.masquerade)
+            // This packet is a supposition: if a rule stops it, that is no end of the probe.
+            let (branches, sticky) = (self.fate.branches.len(), self.fate.sticky.len());
+            let masquerades = self.hook(HookPoint::Postrouting, looped).iter().any(|state| state.masquerade);
+            self.fate.branches.truncate(branches);
+            self.fate.sticky.truncate(sticky);
+            masquerades
         });
         for state in self.hook(HookPoint::Postrouting, state) {
             self.end(state, end, hairpin);
