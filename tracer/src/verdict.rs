@@ -55,16 +55,17 @@ pub struct Verdict {
     pub cross_reference: Vec<Text>,
 }
 
-/// The part of a verdict that is counted, which is kept for a flow that may be judged again.
+/// The part of a verdict by which flows are counted, which is kept for a flow that may be judged again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerdictKey {
     pub class: Class,
     pub service: Option<ServiceRef>,
+    pub endpoint: Option<SocketAddr>,
 }
 
 impl Verdict {
     pub fn key(&self) -> VerdictKey {
-        VerdictKey { class: self.class, service: self.service.clone() }
+        VerdictKey { class: self.class, service: self.service.clone(), endpoint: self.flow.endpoint }
     }
 
     /// Whether a person has to act: the flow failed for a reason that is not normal.

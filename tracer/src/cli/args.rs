@@ -25,7 +25,7 @@ use crate::{
     cli::{node::NodeArgs, target::Target},
     kernel::plan::Tiers,
     parse::units,
-    report::{Output, Verbosity, View, printer::ColorChoice},
+    report::{Form, Output, Verbosity, View, printer::ColorChoice},
     sighting::Hook,
 };
 
@@ -182,22 +182,26 @@ pub struct TraceArgs {
 pub(crate) struct ShownArgs {
     /// How to print verdicts
     #[arg(short, long, value_name = "FORMAT", default_value = "table", help_heading = "Output")]
-    pub(crate) output: Output,
+    output: Output,
     /// Show every flow, the healthy and normal ones (N…) too; by default tables only count the healthy ones
     #[arg(long, help_heading = "Output", conflicts_with = "faults_only")]
     all: bool,
     /// Show only flows that are faulty or unexplained
     #[arg(long, help_heading = "Output")]
     faults_only: bool,
+    /// Show each failed flow on a line of its own; by default tables show those of one cause on one line with their count
+    #[arg(long, help_heading = "Output")]
+    each: bool,
 }
 
 impl ShownArgs {
-    pub(crate) fn view(&self) -> View {
-        match (self.all, self.faults_only) {
+    pub(crate) fn form(&self) -> Form {
+        let view = match (self.all, self.faults_only) {
             (true, _) => View::All,
             (false, true) => View::FaultsOnly,
             (false, false) => View::Default,
-        }
+        };
+        Form { output: self.output, view, each: self.each, ..Form::default() }
     }
 }
 
@@ -223,16 +227,14 @@ pub struct ReplayArgs {
 pub struct ReplayOptions {
     pub file: PathBuf,
     pub target: Option<Target>,
-    pub output: Output,
-    pub view: View,
+    pub form: Form,
 }
 
 impl ReplayArgs {
     /// Resolves the arguments to options; the error is a usage error.
     pub fn resolve(self) -> Result<ReplayOptions, clap::Error> {
         let target = target("replay", self.target.as_deref(), self.namespace.as_deref())?;
-        let view = self.shown.view();
-        Ok(ReplayOptions { file: self.file, target, output: self.shown.output, view })
+        Ok(ReplayOptions { file: self.file, target, form: Form { replayed: true, ..self.shown.form() } })
     }
 }
 
@@ -298,8 +300,7 @@ impl From<Attach> for Tiers {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceOptions {
     pub target: Option<Target>,
-    pub output: Output,
-    pub view: View,
+    pub form: Form,
     pub duration: Option<Duration>,
     pub ready_file: Option<PathBuf>,
     pub record: Option<RecordOptions>,
@@ -322,13 +323,12 @@ impl TraceArgs {
     /// Resolves the arguments to options; the error is a usage error.
     pub fn resolve(self) -> Result<TraceOptions, clap::Error> {
         let target = target("trace", self.target.as_deref(), self.namespace.as_deref())?;
-        let view = self.shown.view();
+        let form = self.shown.form();
         let force = self.force;
         let (cluster, node) = self.source.resolve();
         Ok(TraceOptions {
             target,
-            output: self.shown.output,
-            view,
+            form,
             duration: self.duration,
             ready_file: self.ready_file,
             record: self.record.map(|path| RecordOptions { path, force }),
@@ -374,8 +374,8 @@ mod tests {
     fn defaults() {
         let options = options(&["--node", "worker-1"]).unwrap();
         assert_eq!(options.target, None);
-        assert_eq!(options.view, View::Default);
-        assert_eq!(options.output, Output::Table);
+        assert_eq!(options.form.view, View::Default);
+        assert_eq!(options.form.output, Output::Table);
         assert_eq!(options.grace, None);
         assert_eq!(options.cluster, ClusterSource::Api { kubeconfig: None, context: None });
         assert_eq!((options.max_flows, options.buffer_bytes), (65536, 8 << 20));
@@ -408,7 +408,7 @@ mod tests {
         ])
         .unwrap();
         assert_eq!(options.target.unwrap().to_string(), "service/shop/cart");
-        assert_eq!(options.view, View::All);
+        assert_eq!(options.form.view, View::All);
         assert_eq!(options.duration, Some(Duration::from_secs(90)));
         assert_eq!(options.cluster, ClusterSource::Folder("dump".into()));
         assert_eq!(options.hooks, Hooks::Lean);

@@ -29,7 +29,7 @@ pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Resu
     if let Some(warning) = narrowed(&header, options.target.as_ref()) {
         printer.warn(&warning);
     }
-    let mut report = Report::new(options.output, options.view, printer);
+    let mut report = Report::new(options.form, printer);
     report.note(&describe(&header, target.as_ref()))?;
     let mut show = Show::new(target);
     let mut end: Option<End> = None;
@@ -81,7 +81,7 @@ fn open(options: &ReplayOptions) -> anyhow::Result<(Player<File>, Option<Target>
     let player = opened(path, file, Detail::All)?;
     let recorded = player.header().target.as_deref().and_then(|target| Target::parse(target, None).ok());
     let target = options.target.clone().or(recorded);
-    match detail(options.view, target.as_ref()) {
+    match detail(options.form.view, target.as_ref()) {
         Detail::All => Ok((player, target)),
         detail @ Detail::Faults => {
             let file = File::open(path).with_context(|| format!("cannot replay {}", path.display()))?;

@@ -87,7 +87,7 @@ async fn trace(options: &TraceOptions, printer: Printer) -> anyhow::Result<Outco
         record::check(record)?;
     }
     let mut stop = Stop::listen()?;
-    let mut shown = Shown::new(options, Report::new(options.output, options.view, printer));
+    let mut shown = Shown::new(options, Report::new(options.form, printer));
     let mut trace = Trace::begin(options, &mut shown, &mut stop).await?;
     trace.watch(&mut shown, &mut stop).await?;
     let (ending, recorded) = trace.finish(&mut shown, &mut stop).await?;
@@ -238,7 +238,7 @@ impl<'a> Trace<'a> {
             missing_hooks: Vec::new(),
             drop_reasons: layout.drop_reasons().next().is_some(),
             grace: Grace::of(options.grace),
-            detail: detail(options.view, options.target.as_ref()),
+            detail: detail(options.form.view, options.target.as_ref()),
         };
         let mut pipeline = Recorded::new(Pipeline::new(settings, cluster));
         pipeline.node_read(snapshot, began, now());

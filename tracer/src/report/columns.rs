@@ -1,21 +1,25 @@
 //! Lays a row out: in columns of fixed width where nothing is shortened, or as wide as a terminal, with the cause below.
 
+use std::borrow::Cow;
+
 use crate::report::{
-    Output,
-    fit::{Cut, fit, push_padded},
+    Form, Output,
+    fit::{Cut, fit, push_padded, width},
     printer::{Paint, Style},
     row::Row,
 };
 
 /// On a narrower terminal the layout is this wide.
 const MIN_WIDTH: usize = 40;
-/// From this width on there are columns for both ends.
+/// From this width on there are columns for both ends, or for the endpoint of flows that share a line.
 const WITH_ENDS: usize = 70;
-/// From this width on times have milliseconds.
+/// From this width on times have milliseconds, and flows that share a line have the column of their client.
 const WITH_MILLISECONDS: usize = 100;
 /// From this width on the VIP has a column.
 const WITH_VIP: usize = 140;
-/// Lines of a cause in a table that is updated in place; the scrollback has all of them.
+/// A Service's name that is too long takes the space of the columns behind it, down to this width.
+const MIN_CELL: usize = 8;
+/// Lines of a cause in a table that is updated in place; the whole text is printed at the end.
 const MAX_CAUSE_LINES: usize = 2;
 /// The indentation of lines below a row.
 const INDENT: usize = 4;
@@ -31,6 +35,7 @@ struct Column {
 enum Field {
     Time,
     Verdict,
+    Flows,
     Protocol,
     Service,
     Client,
@@ -46,6 +51,7 @@ impl Field {
         match self {
             Self::Time => "TIME UTC",
             Self::Verdict => "VERDICT",
+            Self::Flows => "FLOWS",
             Self::Protocol => "PROTO",
             Self::Service => "SERVICE",
             Self::Client => "CLIENT",
@@ -57,19 +63,31 @@ impl Field {
         }
     }
 
-    fn of(self, row: &Row) -> &str {
-        match self {
+    fn of(self, row: &Row) -> Cow<'_, str> {
+        let text = match self {
             Self::Time => &row.time,
             Self::Verdict => &row.verdict,
+            Self::Flows => return short(row.count).into(),
             Self::Protocol => &row.wide.protocol,
             Self::Service => &row.service,
             Self::Client => &row.client,
             Self::Vip => &row.vip,
             Self::Endpoint => &row.endpoint,
-            Self::Node => &row.wide.node,
+            Self::Node => &row.node,
             Self::Confidence => &row.wide.confidence,
             Self::What => &row.what,
-        }
+        };
+        text.into()
+    }
+}
+
+/// A count in at most five characters; a large one is rounded down.
+fn short(count: u64) -> String {
+    match count {
+        0..100_000 => count.to_string(),
+        100_000..10_000_000 => format!("{}k", count / 1000),
+        10_000_000..10_000_000_000 => format!("{}M", count / 1_000_000),
+        _ => "many".to_owned(),
     }
 }
 
@@ -85,12 +103,11 @@ pub(super) struct Columns {
 
 impl Columns {
     /// For a pipe or a file: nothing is shortened.
-    pub(super) fn unbounded(output: Output) -> Self {
-        use Field::{Client, Confidence, Endpoint, Node, Protocol, Service, Time, Verdict, Vip, What};
-        let fields: &[(Field, usize)] = if output == Output::Wide {
-            &[
-                (Time, 12),
-                (Verdict, 10),
+    pub(super) fn unbounded(form: Form) -> Self {
+        use Field::{Client, Confidence, Endpoint, Flows, Node, Protocol, Service, Time, Verdict, Vip, What};
+        let mut fields = vec![(Time, 12), (Verdict, 10)];
+        if form.output == Output::Wide {
+            fields.extend([
                 (Protocol, 5),
                 (Service, 26),
                 (Client, 40),
@@ -98,58 +115,60 @@ impl Columns {
                 (Endpoint, 40),
                 (Node, 12),
                 (Confidence, 10),
-                (What, 0),
-            ]
+            ]);
         } else {
-            &[(Time, 12), (Verdict, 10), (Service, 26), (Client, 24), (Vip, 21), (Endpoint, 24), (What, 0)]
-        };
-        let columns = fields.iter().map(|&(field, width)| Column { field, width }).collect();
+            fields.extend([(Flows, 5), (Service, 26), (Client, 24), (Vip, 21), (Endpoint, 24)]);
+            fields.extend(form.several_nodes.then_some((Node, 12)));
+        }
+        fields.push((What, 0));
+        let columns = fields.into_iter().map(|(field, width)| Column { field, width }).collect();
         Self { list: columns, gap: 2, width: None }
     }
 
     /// For a terminal of this many columns. The cause is printed below, since no column is wide enough for it.
-    pub(super) fn bounded(width: usize) -> Self {
-        use Field::{Client, Endpoint, Service, Time, Verdict, Vip};
+    pub(super) fn bounded(form: Form, width: usize) -> Self {
+        use Field::{Client, Endpoint, Flows, Node, Service, Time, Verdict, Vip};
         let width = width.max(MIN_WIDTH);
         let (gap, time) = if width >= WITH_MILLISECONDS { (2, 12) } else { (1, 8) };
-        let mut fields = vec![(Time, time), (Verdict, 10)];
-        // Shares of the remaining width, in percent.
-        let shares: &[(Field, usize)] = if width >= WITH_VIP {
-            &[(Service, 32), (Client, 25), (Vip, 18), (Endpoint, 25)]
-        } else if width >= WITH_ENDS {
-            &[(Service, 44), (Client, 28), (Endpoint, 28)]
-        } else {
-            &[(Service, 100)]
-        };
+        let mut fields = vec![(Time, time), (Verdict, 10), (Flows, 5)];
+        // Their parts of the remaining width.
+        let mut parts = vec![(Service, 8)];
+        if width >= WITH_ENDS && (!form.groups() || width >= WITH_MILLISECONDS) {
+            parts.push((Client, 5));
+        }
+        if width >= WITH_VIP {
+            parts.push((Vip, 4));
+        }
+        if width >= WITH_ENDS {
+            parts.push((Endpoint, 5));
+        }
+        if width >= WITH_ENDS && form.several_nodes {
+            parts.push((Node, 3));
+        }
         let fixed: usize = fields.iter().map(|(_, width)| width + gap).sum();
-        let left = width.saturating_sub(fixed + gap * (shares.len() - 1));
-        fields.extend(shares.iter().map(|&(field, share)| (field, left * share / 100)));
+        let left = width.saturating_sub(fixed + gap * (parts.len() - 1));
+        let sum: usize = parts.iter().map(|(_, part)| part).sum();
+        fields.extend(parts.iter().map(|&(field, part)| (field, left * part / sum)));
         let columns = fields.into_iter().map(|(field, width)| Column { field, width }).collect();
         Self { list: columns, gap, width: Some(width) }
     }
 
     /// The headings, without a line end.
     pub(super) fn heading(&self, paint: Paint) -> String {
-        let line = self.line(|field| (field.heading(), Style::Plain), Paint(false));
+        let line = self.line(|field| (field.heading().into(), Style::Plain), Paint(false));
         paint.text(Style::Heading, &line)
     }
 
     /// The row and the lines below it, without line ends. `whole` shortens no cause.
     pub(super) fn row(&self, row: &Row, paint: Paint, whole: bool) -> Vec<String> {
-        let is_folded = self.width.is_some() && row.count > 1;
-        let verdict =
-            if is_folded { format!("{} ×{}", row.verdict, row.count) } else { row.verdict.clone() };
-        let cell = |field: Field| match field {
-            Field::Verdict => (verdict.as_str(), row.style),
-            field => (field.of(row), Style::Plain),
-        };
-        let mut lines = vec![self.line(cell, paint)];
+        let style = |field| if field == Field::Verdict { row.style } else { Style::Plain };
+        let mut lines = vec![self.line(|field| (field.of(row), style(field)), paint)];
         let Some(width) = self.width else {
             lines.extend(row.wide.below.iter().map(|text| format!("{:INDENT$}{text}", "")));
             return lines;
         };
         // A healthy connect's duration is not a cause; the scrollback has it.
-        if whole || row.style != Style::Good {
+        if !row.what.is_empty() && (whole || row.style != Style::Good) {
             let mut below = textwrap::wrap(&row.what, width.saturating_sub(INDENT));
             if !whole && below.len() > MAX_CAUSE_LINES {
                 below.truncate(MAX_CAUSE_LINES);
@@ -162,27 +181,51 @@ impl Columns {
         lines
     }
 
-    fn line<'a>(&self, cell: impl Fn(Field) -> (&'a str, Style), paint: Paint) -> String {
+    fn line<'a>(&self, cell: impl Fn(Field) -> (Cow<'a, str>, Style), paint: Paint) -> String {
         let mut line = String::new();
-        for (number, column) in self.list.iter().enumerate() {
-            let (text, style) = cell(column.field);
+        let cells: Vec<_> = self.list.iter().map(|column| cell(column.field)).collect();
+        let widths = self.widths(&cells);
+        for (number, ((column, (text, style)), cell_width)) in
+            self.list.iter().zip(&cells).zip(widths).enumerate()
+        {
             let text = match (column.field, self.width) {
-                (_, None) => text.into(),
-                (Field::Time, _) => text.get(..column.width).unwrap_or(text).into(),
-                (Field::Verdict, _) => fit(text, column.width, Cut::End),
+                (_, None) => text.as_ref().into(),
+                (Field::Time, _) => text.get(..cell_width).unwrap_or(text).into(),
+                (Field::Verdict | Field::Flows, _) => fit(text, cell_width, Cut::End),
                 // Names are distinguished by their beginning and end.
-                _ => fit(text, column.width, Cut::Middle),
+                _ => fit(text, cell_width, Cut::Middle),
             };
-            line.push_str(paint.start(style));
+            line.push_str(paint.start(*style));
             let last = number + 1 == self.list.len();
-            push_padded(&mut line, &text, if last { 0 } else { column.width });
-            line.push_str(paint.end(style));
+            if column.field == Field::Flows {
+                line.extend(std::iter::repeat_n(' ', cell_width.saturating_sub(width(&text))));
+                line.push_str(&text);
+            } else {
+                push_padded(&mut line, &text, if last { 0 } else { cell_width });
+            }
+            line.push_str(paint.end(*style));
             if !last {
                 line.extend(std::iter::repeat_n(' ', self.gap));
             }
         }
         line.truncate(line.trim_end().len());
         line
+    }
+
+    /// The widths of the cells of one line: a long name of a Service takes space of those behind it.
+    fn widths(&self, cells: &[(Cow<'_, str>, Style)]) -> Vec<usize> {
+        let mut widths: Vec<usize> = self.list.iter().map(|column| column.width).collect();
+        let service = self.list.iter().position(|column| column.field == Field::Service);
+        let (Some(at), Some(_)) = (service, self.width) else { return widths };
+        let (until, behind) = widths.split_at_mut(at + 1);
+        let (Some(own), Some((name, _))) = (until.last_mut(), cells.get(at)) else { return widths };
+        for other in behind {
+            let wanted = width(name).saturating_sub(*own);
+            let given = wanted.min(other.saturating_sub(MIN_CELL));
+            *own += given;
+            *other -= given;
+        }
+        widths
     }
 }
 
@@ -201,12 +244,15 @@ mod tests {
             client: "shop/frontend-7d4b9c6f5-x2k9f".into(),
             vip: "[2001:db8:1234:5678::1]:65535".into(),
             endpoint: "shop/cart-7d4b9c6f5-x2k9f".into(),
+            node: "ip-10-0-17-23.eu-central-1.compute.internal".into(),
             what: "no endpoint is ready: ".repeat(10) + &"x".repeat(500),
-            count: 1,
+            count: 123_456,
             wide: crate::report::row::Wide::default(),
         };
-        for columns in 40..300 {
-            let layout = Columns::bounded(columns);
+        let forms = [false, true].map(|several_nodes| Form { several_nodes, ..Form::default() });
+        let forms = forms.into_iter().flat_map(|form| [form, Form { each: true, ..form }]);
+        for (form, columns) in forms.flat_map(|form| (40..300).map(move |columns| (form, columns))) {
+            let layout = Columns::bounded(form, columns);
             assert!(width(&layout.heading(Paint(false))) <= columns, "{columns}");
             for whole in [false, true] {
                 let lines = layout.row(&row, Paint(false), whole);
@@ -214,7 +260,10 @@ mod tests {
                 assert_eq!(whole, lines.concat().matches('x').count() >= 500, "{columns}: {lines:?}");
             }
         }
-        let lines = Columns::unbounded(Output::Table).row(&row, Paint(false), false);
+        let lines = Columns::unbounded(Form::default()).row(&row, Paint(false), false);
         assert!(lines[0].contains(&row.service) && lines[0].contains(row.what.trim_end()));
+        let lines = Columns::bounded(Form::default(), 80).row(&row, Paint(false), false);
+        let at_80 = "03:04:05 FAULT C18b  123k a-very-long-namespace-…ong-service-name:http shop…k9f";
+        assert_eq!(lines[0], at_80);
     }
 }

@@ -1,8 +1,9 @@
 //! The table that is updated in place: a region of bounded height at the bottom of the terminal, redrawn at most ten
-//! times a second, with folded healthy flows, the latest flows with their own line, and counters.
+//! times a second, with the lines that flows share, or the latest flows with their own line, and counters.
 //!
-//! Lines that leave the region are written above it once and then belong to the terminal's scrollback, so that no
-//! report is lost. Only the region is ever erased. After a change of the terminal's size it is unknown how the terminal
+//! A shared line that has no room is counted, and printed with all others at the end. The line of a single flow that
+//! leaves the region is written above it once and then belongs to the terminal's scrollback, so that no report is lost.
+//! Only the region is ever erased. After a change of the terminal's size it is unknown how the terminal
 //! rearranged the old lines: the region stays where it is and starts again below.
 
 use std::{
@@ -16,10 +17,10 @@ use terminal_size::{Height, Width, terminal_size_of};
 
 use crate::{
     report::{
-        View,
+        Form,
         columns::Columns,
         fit::{Cut, fit},
-        folds::Folds,
+        groups::Groups,
         printer::{OutputError, Paint, Printer, Style},
         row::{FlowKey, Row},
     },
@@ -56,9 +57,10 @@ pub(super) struct Size {
 }
 
 pub(super) struct LiveTable {
-    view: View,
+    form: Form,
     size_of: Box<dyn Fn() -> Option<Size> + Send>,
-    folds: Folds,
+    groups: Groups,
+    /// The latest flows with their own line.
     flows: VecDeque<(FlowKey, Row)>,
     /// Rows that left the region and have not been written above it yet.
     scrolled: VecDeque<Row>,
@@ -81,18 +83,18 @@ impl fmt::Debug for LiveTable {
 }
 
 impl LiveTable {
-    pub(super) fn on_stdout(view: View) -> Self {
-        Self::new(view, || {
+    pub(super) fn on_stdout(form: Form) -> Self {
+        Self::new(form, || {
             let (Width(columns), Height(lines)) = terminal_size_of(std::io::stdout())?;
             Some(Size { columns: columns.into(), lines: lines.into() })
         })
     }
 
-    pub(super) fn new(view: View, size_of: impl Fn() -> Option<Size> + Send + 'static) -> Self {
+    pub(super) fn new(form: Form, size_of: impl Fn() -> Option<Size> + Send + 'static) -> Self {
         Self {
-            view,
+            form,
             size_of: Box::new(size_of),
-            folds: Folds::default(),
+            groups: Groups::default(),
             flows: VecDeque::new(),
             scrolled: VecDeque::new(),
             not_shown: 0,
@@ -106,23 +108,28 @@ impl LiveTable {
 
     pub(super) fn show(&mut self, judged: &Judged) {
         let Judged { verdict, before, connect_time } = judged;
+        let Form { view, .. } = self.form;
         let key = FlowKey::new(&verdict.flow);
         let known = before.as_ref().and_then(|_| self.flows.iter().position(|(other, _)| *other == key));
+        if let Some(before) = before {
+            self.groups.take_back(before, verdict.flow.node.as_deref());
+            self.dirty = true;
+        }
         let row = || Row::new(verdict, *connect_time, false);
         if let Some(at) = known {
             // The line shows the current state, even if that state alone would not have been shown.
             if let Some((_, line)) = self.flows.get_mut(at) {
                 *line = row();
             }
-        } else if self.view.shows(verdict) {
+        } else if view.shows(verdict) && !self.form.groups() {
             self.flows.push_back((key, row()));
             if self.flows.len() > MAX_LINES
                 && let Some((_, row)) = self.flows.pop_front()
             {
                 self.scroll(row);
             }
-        } else if self.view.folds(verdict) {
-            self.folds.add(judged, row());
+        } else if view.shows(verdict) || view.folds(verdict) {
+            self.groups.add(judged, row());
         } else {
             return;
         }
@@ -130,8 +137,8 @@ impl LiveTable {
     }
 
     pub(super) fn fold(&mut self, folded: &Folded) {
-        if self.view.folds(&folded.verdict) {
-            self.folds.add_folded(folded, false);
+        if self.form.view.folds(&folded.verdict) {
+            self.groups.add_folded(folded, false);
             self.dirty = true;
         }
     }
@@ -172,16 +179,14 @@ impl LiveTable {
 
     fn draw(&mut self, size: Size, printer: &mut Printer) -> Result<(), OutputError> {
         let paint = printer.paint();
-        let columns = Columns::bounded(size.columns);
+        let columns = Columns::bounded(self.form, size.columns);
         let status = status_lines(&self.status, size.columns);
         // The heading, the status and the cursor's line are not available for rows.
         let room = size.lines.saturating_sub(2 + status.len()).clamp(1, MAX_LINES);
-        let most_folds = if self.flows.is_empty() { room } else { room.div_ceil(2) };
-        let folds: Vec<_> =
-            self.folds.latest(most_folds).iter().flat_map(|row| columns.row(row, paint, false)).collect();
+        let groups = self.shared_lines(&columns, paint, room);
         let mut flows: VecDeque<_> =
             self.flows.iter().map(|(_, row)| columns.row(row, paint, false)).collect();
-        let room_of_flows = room - folds.len().min(room - 1);
+        let room_of_flows = room - groups.len().min(room - 1);
         while flows.len() > 1 && flows.iter().map(Vec::len).sum::<usize>() > room_of_flows {
             flows.pop_front();
             if let Some((_, row)) = self.flows.pop_front() {
@@ -201,7 +206,7 @@ impl LiveTable {
         // Without wrapping, an overlong line stays one line.
         out.push_str("\x1b[?7l");
         let mut lines = vec![columns.heading(paint)];
-        lines.extend(folds);
+        lines.extend(groups);
         lines.extend(flows.into_iter().flatten().take(room_of_flows));
         lines.extend(status.iter().map(|line| paint.text(Style::Faint, line)));
         for line in &lines {
@@ -213,6 +218,31 @@ impl LiveTable {
         self.dirty = false;
         printer.data(&out)?;
         printer.flush()
+    }
+
+    /// The lines that flows share, at most `room`, of which they leave half to flows with their own line.
+    fn shared_lines(&self, columns: &Columns, paint: Paint, room: usize) -> Vec<String> {
+        let room = if self.flows.is_empty() { room } else { room.div_ceil(2) };
+        let height = |row: &Row| columns.row(row, paint, false).len();
+        let all = self.groups.latest(|_| true);
+        let fits = all.iter().map(height).sum::<usize>() <= room;
+        let mut left = if fits { room } else { room.saturating_sub(1) };
+        let shown = self.groups.latest(|row| {
+            let fits = left.checked_sub(height(row));
+            left = fits.unwrap_or(left);
+            fits.is_some()
+        });
+        let mut lines: Vec<_> = shown.iter().flat_map(|row| columns.row(row, paint, false)).collect();
+        if shown.is_empty() {
+            // The screen is lower than one line with its cause.
+            lines.extend(all.last().into_iter().flat_map(|row| columns.row(row, paint, false)));
+            lines.truncate(room.saturating_sub(1));
+        }
+        if !fits {
+            let hidden = text::count(u64::try_from(all.len() - shown.len()).unwrap_or(u64::MAX), "more line");
+            lines.insert(0, paint.text(Style::Faint, &format!("… {hidden}, printed at the end")));
+        }
+        lines
     }
 
     /// The sequence that erases the region and moves the cursor to its beginning.
@@ -247,10 +277,10 @@ impl LiveTable {
     pub(super) fn finish(&mut self, printer: &mut Printer) -> Result<(), OutputError> {
         self.make_way(printer)?;
         let size = (self.size_of)().unwrap_or(DEFAULT_SIZE);
-        let columns = Columns::bounded(size.columns);
+        let columns = Columns::bounded(self.form, size.columns);
         let paint: Paint = printer.paint();
         let rows: Vec<Row> = (self.scrolled.drain(..))
-            .chain(self.folds.latest(usize::MAX))
+            .chain(self.groups.rows())
             .chain(self.flows.drain(..).map(|(_, row)| row))
             .collect();
         let mut out = String::new();

@@ -1,43 +1,40 @@
-//! The table that grows: one line for a flow, for pipes, files and terminals that cannot be updated in place.
+//! The table that grows, for pipes, files and terminals that cannot be updated in place.
 //!
-//! Healthy flows of one Service and endpoint are folded. Their line is written at the first flow, and again with the
-//! count when it has changed, at most every [`FOLD_INTERVAL`].
+//! The line of flows that share one is written at the first flow, and again with the count when it has changed, at most
+//! every [`INTERVAL`].
 
 use std::time::{Duration, Instant};
 
 use crate::report::{
-    Output, View,
+    Form, Output,
     columns::Columns,
-    folds::Folds,
+    groups::Groups,
     printer::{OutputError, Printer},
     row::Row,
 };
 use crate::session::{Folded, Judged};
 
-/// The minimum time between two lines of the same fold.
-const FOLD_INTERVAL: Duration = Duration::from_secs(10);
+/// The minimum time between two lines of the same flows.
+const INTERVAL: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub(super) struct LogTable {
-    output: Output,
-    view: View,
+    form: Form,
     columns: Columns,
     heading_written: bool,
-    folds: Folds,
-    /// When the changed folds are written next; `None` while none has changed.
-    next_folds: Option<Instant>,
+    groups: Groups,
+    /// When the changed lines are written next; `None` while none has changed.
+    next: Option<Instant>,
 }
 
 impl LogTable {
-    pub(super) fn new(output: Output, view: View) -> Self {
-        Self {
-            output,
-            view,
-            columns: Columns::unbounded(output),
-            heading_written: false,
-            folds: Folds::default(),
-            next_folds: None,
-        }
+    /// `width` is that of the terminal, for lines that must not wrap.
+    pub(super) fn new(form: Form, width: Option<usize>) -> Self {
+        let columns = match width {
+            Some(width) if form.output == Output::Table => Columns::bounded(form, width),
+            _ => Columns::unbounded(form),
+        };
+        Self { form, columns, heading_written: false, groups: Groups::default(), next: None }
     }
 
     pub(super) fn show(
@@ -46,47 +43,62 @@ impl LogTable {
         now: Instant,
         printer: &mut Printer,
     ) -> Result<(), OutputError> {
-        let row = || Row::new(&judged.verdict, judged.connect_time, self.output == Output::Wide);
-        if self.view.shows(&judged.verdict) {
-            let row = row();
-            self.write(&row, printer)?;
-        } else if self.view.folds(&judged.verdict) {
-            let row = row();
-            if self.folds.add(judged, row.clone()) {
-                self.write(&row, printer)?;
-            } else if self.next_folds.is_none() {
-                self.next_folds = Some(now + FOLD_INTERVAL);
-            }
+        let Form { view, .. } = self.form;
+        let verdict = &judged.verdict;
+        if let Some(before) = &judged.before {
+            self.groups.take_back(before, verdict.flow.node.as_deref());
         }
+        let is_shown = view.shows(verdict);
+        if !is_shown && !view.folds(verdict) {
+            return Ok(());
+        }
+        let row = Row::new(verdict, judged.connect_time, self.with_addresses());
+        if is_shown && !self.form.groups() {
+            return self.write(&row, printer);
+        }
+        let first = self.groups.add(judged, row.clone());
+        if self.form.replayed {
+            return Ok(());
+        }
+        if first {
+            return self.write(&row, printer);
+        }
+        self.next = self.next.or(Some(now + INTERVAL));
         Ok(())
     }
 
     pub(super) fn fold(&mut self, folded: &Folded, now: Instant) {
-        if !self.view.folds(&folded.verdict) {
+        if !self.form.view.folds(&folded.verdict) {
             return;
         }
-        if self.folds.add_folded(folded, self.output == Output::Wide) {
-            self.next_folds = Some(now);
-        } else if self.next_folds.is_none() {
-            self.next_folds = Some(now + FOLD_INTERVAL);
+        let first = self.groups.add_folded(folded, self.with_addresses());
+        if self.form.replayed {
+            return;
         }
+        let due = if first { now } else { now + INTERVAL };
+        self.next = Some(self.next.map_or(due, |next| next.min(due)));
+    }
+
+    fn with_addresses(&self) -> bool {
+        self.form.output == Output::Wide
     }
 
     pub(super) const fn deadline(&self) -> Option<Instant> {
-        self.next_folds
+        self.next
     }
 
     pub(super) fn tick(&mut self, now: Instant, printer: &mut Printer) -> Result<(), OutputError> {
-        if self.next_folds.is_some_and(|at| now >= at) {
-            self.write_folds(printer)?;
+        if self.next.is_some_and(|at| now >= at) {
+            self.write_rest(printer)?;
         }
         printer.flush()
     }
 
-    /// Writes every fold whose current count has not been written.
-    pub(super) fn write_folds(&mut self, printer: &mut Printer) -> Result<(), OutputError> {
-        self.next_folds = None;
-        for row in self.folds.take_changed() {
+    /// Writes every line whose current count has not been written.
+    pub(super) fn write_rest(&mut self, printer: &mut Printer) -> Result<(), OutputError> {
+        self.next = None;
+        let rows = if self.form.replayed { self.groups.rows() } else { self.groups.take_changed() };
+        for row in rows {
             self.write(&row, printer)?;
         }
         Ok(())

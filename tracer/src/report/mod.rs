@@ -10,7 +10,7 @@ pub(crate) mod explain;
 mod fit;
 #[cfg(test)]
 pub(crate) mod fixture;
-mod folds;
+mod groups;
 mod json;
 mod live;
 mod log;
@@ -57,6 +57,26 @@ pub enum Output {
     Json,
     /// One YAML document a record, with the same fields
     Yaml,
+}
+
+/// The form of a report.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Form {
+    pub output: Output,
+    pub view: View,
+    /// Each flow that the view shows has a line of its own. Otherwise those with one result share one.
+    pub each: bool,
+    /// The flows were observed on several nodes: tables have a column for them.
+    pub several_nodes: bool,
+    /// The flows are those of a recording: nobody waits for the first of a line, which is written once, at the end.
+    pub replayed: bool,
+}
+
+impl Form {
+    /// Whether the flows of one result share a line.
+    fn groups(self) -> bool {
+        !self.each && self.output == Output::Table && self.view != View::All
+    }
 }
 
 /// Which flows are shown.

@@ -185,10 +185,16 @@ impl Printer {
 
     /// Text for a person, to standard output: on a terminal long lines are broken between words.
     pub fn text(&mut self, text: &str) -> Result<(), OutputError> {
-        match terminal_size_of(io::stdout()).filter(|_| self.out_is_terminal) {
-            Some((Width(columns), _)) => self.data(&wrap(text, columns.into())),
+        match self.terminal_columns() {
+            Some(columns) => self.data(&wrap(text, columns)),
             None => self.data(text),
         }
+    }
+
+    /// The width of standard output, if that is a terminal.
+    pub(super) fn terminal_columns(&self) -> Option<usize> {
+        let (Width(columns), _) = terminal_size_of(io::stdout()).filter(|_| self.out_is_terminal)?;
+        Some(columns.into())
     }
 
     /// Flushes everything written so far.

@@ -22,6 +22,8 @@ pub(super) struct Row {
     pub client: String,
     pub vip: String,
     pub endpoint: String,
+    /// The node that observed the flow.
+    pub node: String,
     pub what: String,
     /// Flows that share the line.
     pub count: u64,
@@ -31,7 +33,6 @@ pub(super) struct Row {
 /// The cells that only the wide table has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Wide {
-    pub node: String,
     pub protocol: String,
     pub confidence: String,
     /// Whole lines below the row.
@@ -53,6 +54,7 @@ impl Row {
             client: end(flow.client_pod.as_deref(), Some(flow.client), with_addresses),
             vip: flow.vip.map_or_else(|| "-".into(), |vip| vip.to_string()),
             endpoint: end(flow.endpoint_pod.as_deref(), flow.endpoint, with_addresses),
+            node: flow.node.as_deref().map_or_else(|| "-".into(), |node| safe(node).into_owned()),
             what: what(verdict, connect_time),
             count: 1,
             wide: if with_addresses { wide(verdict) } else { Wide::default() },
@@ -157,7 +159,6 @@ fn wide(verdict: &Verdict) -> Wide {
         below.extend(action(&verdict.mitigation).map(|action| format!("do: {action}")));
     }
     Wide {
-        node: verdict.flow.node.as_deref().map_or_else(|| "-".into(), |node| safe(node).into_owned()),
         protocol: safe(&verdict.flow.protocol).into_owned(),
         confidence: verdict.confidence.to_string(),
         below,
@@ -166,11 +167,11 @@ fn wide(verdict: &Verdict) -> Wide {
 
 /// Identifies the flow of a verdict.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct FlowKey(Text, SocketAddr, Option<SocketAddr>, Timestamp);
+pub(super) struct FlowKey(Text, SocketAddr, Option<SocketAddr>, Timestamp, Option<String>);
 
 impl FlowKey {
     pub(super) fn new(flow: &FlowRef) -> Self {
-        Self(flow.protocol.clone(), flow.client, flow.vip, flow.started)
+        Self(flow.protocol.clone(), flow.client, flow.vip, flow.started, flow.node.clone())
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::{
     report::{
-        Output, OutputError, Printer, View,
+        Form, Output, OutputError, Printer,
         fit::wrap,
         json,
         live::{LiveTable, Status},
@@ -20,7 +20,7 @@ use crate::{
 pub struct Report {
     printer: Printer,
     sink: Sink,
-    view: View,
+    form: Form,
 }
 
 #[derive(Debug)]
@@ -33,21 +33,23 @@ enum Sink {
 
 impl Report {
     /// Chooses the sink: the table is updated in place where standard output is a terminal.
-    pub fn new(output: Output, view: View, printer: Printer) -> Self {
-        let sink = match output {
+    pub fn new(form: Form, printer: Printer) -> Self {
+        let sink = match form.output {
             Output::Json => Sink::Json,
             Output::Yaml => Sink::Yaml,
             Output::Table if printer.can_update_in_place() => {
-                Sink::Live(Box::new(LiveTable::on_stdout(view)))
+                Sink::Live(Box::new(LiveTable::on_stdout(form)))
             }
-            Output::Table | Output::Wide => Sink::Log(Box::new(LogTable::new(output, view))),
+            Output::Table | Output::Wide => {
+                Sink::Log(Box::new(LogTable::new(form, printer.terminal_columns())))
+            }
         };
-        Self { printer, sink, view }
+        Self { printer, sink, form }
     }
 
     #[cfg(test)]
-    pub(super) fn live(table: LiveTable, view: View, printer: Printer) -> Self {
-        Self { printer, sink: Sink::Live(Box::new(table)), view }
+    pub(super) fn live(table: LiveTable, form: Form, printer: Printer) -> Self {
+        Self { printer, sink: Sink::Live(Box::new(table)), form }
     }
 
     /// Shows one judged flow, if the view shows it.
@@ -58,10 +60,10 @@ impl Report {
                 Ok(())
             }
             Sink::Log(table) => table.show(judged, now, &mut self.printer),
-            Sink::Json if self.view.shows(&judged.verdict) => {
+            Sink::Json if self.form.view.shows(&judged.verdict) => {
                 self.printer.data(&json::line(&judged.verdict)?)
             }
-            Sink::Yaml if self.view.shows(&judged.verdict) => {
+            Sink::Yaml if self.form.view.shows(&judged.verdict) => {
                 self.printer.data(&yaml::document(&judged.verdict)?)
             }
             Sink::Json | Sink::Yaml => Ok(()),
@@ -137,7 +139,7 @@ impl Report {
                 self.printer.data(&wrap(&text, table.columns()))?;
             }
             Sink::Log(table) => {
-                table.write_folds(&mut self.printer)?;
+                table.write_rest(&mut self.printer)?;
                 let text = text(self.printer.paint());
                 self.printer.data(&text)?;
             }
@@ -156,13 +158,16 @@ mod tests {
     use super::*;
     use crate::{
         class::Class,
-        report::fixture::{self, judged, printer},
+        report::{
+            View,
+            fixture::{self, judged, printer},
+        },
         verdict::Verdict,
     };
 
-    fn run(output: Output, view: View, verdicts: &[Verdict]) -> (String, String) {
+    fn run(form: Form, verdicts: &[Verdict]) -> (String, String) {
         let (printer, out, err) = printer();
-        let mut report = Report::new(output, view, printer);
+        let mut report = Report::new(form, printer);
         let now = Instant::now();
         for verdict in verdicts {
             assert!(report.show(&judged(verdict.clone()), now).is_ok());
@@ -170,6 +175,10 @@ mod tests {
         assert!(report.tick(now).is_ok());
         assert!(report.finish(&Summary::default(), &Ending::default()).is_ok());
         (out.take(), err.take())
+    }
+
+    fn form(output: Output, view: View) -> Form {
+        Form { output, view, ..Form::default() }
     }
 
     fn mixed() -> Vec<Verdict> {
@@ -181,19 +190,19 @@ mod tests {
 
     #[test]
     fn the_default_view_folds_healthy_flows_on_a_pipe() {
-        let (out, _) = run(Output::Table, View::Default, &mixed());
+        let (out, _) = run(form(Output::Table, View::Default), &mixed());
         let lines: Vec<_> = out.lines().take_while(|line| !line.is_empty()).collect();
         assert_eq!(lines.len(), 4, "{out}");
         assert!(lines[0].starts_with("TIME UTC"));
         assert!(lines[1].contains("ok ") && lines[1].contains("shop/cart-1"));
         assert!(lines[2].contains("FAULT C20") && lines[2].contains("the selector matches no Pod"));
-        assert!(lines[3].contains("2 flows"), "{out}");
+        assert!(lines[3].contains("ok              2  shop/checkout:http"), "{out}");
     }
 
     #[test]
     fn views() {
         let count = |view| {
-            let (out, _) = run(Output::Table, view, &mixed());
+            let (out, _) = run(form(Output::Table, view), &mixed());
             out.lines().take_while(|line| !line.is_empty()).count() - 1
         };
         assert_eq!(count(View::All), 4);
@@ -202,7 +211,7 @@ mod tests {
 
     #[test]
     fn wide_shows_evidence_and_action_below() {
-        let (out, _) = run(Output::Wide, View::Default, &[fixture::fault()]);
+        let (out, _) = run(form(Output::Wide, View::Default), &[fixture::fault()]);
         assert!(out.contains("shop/client (10.244.1.40:40001)"), "{out}");
         assert!(out.contains("\n    evidence: 00:01:41.000 nf_send_unreach"), "{out}");
         assert!(out.contains("\n    do: [read-only] kubectl -n shop get pods"), "{out}");
@@ -210,13 +219,13 @@ mod tests {
 
     #[test]
     fn records_are_alone_on_standard_output() {
-        let (out, err) = run(Output::Json, View::All, &mixed());
+        let (out, err) = run(form(Output::Json, View::All), &mixed());
         assert_eq!(out.lines().count(), 4);
         assert!(out.lines().all(|line| serde_json::from_str::<serde_json::Value>(line).is_ok()));
         assert!(err.contains("Summary"));
-        let (out, _) = run(Output::Json, View::Default, &mixed());
+        let (out, _) = run(form(Output::Json, View::Default), &mixed());
         assert_eq!(out.lines().count(), 1);
-        let (out, _) = run(Output::Yaml, View::Default, &mixed());
+        let (out, _) = run(form(Output::Yaml, View::Default), &mixed());
         assert_eq!(out.matches("---\n").count(), 1);
     }
 }

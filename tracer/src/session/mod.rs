@@ -566,8 +566,10 @@ impl Pipeline {
         let lasting = judgement
             .lasting
             .filter(|_| self.settings.detail == Detail::Faults && flow.revision <= 1 && !has_changed);
+        // An equal verdict is not reported again, so that the flow stays counted under the earlier one.
+        let as_before = before.as_ref().filter(|before| before.class == verdict.class);
         if lasting.is_some() || flow.may_follow() {
-            let key = Arc::new(verdict.key());
+            let key = as_before.map_or_else(|| Arc::new(verdict.key()), Arc::clone);
             if flow.may_follow() {
                 self.remember(flow.id, Arc::clone(&key));
             }
@@ -575,8 +577,7 @@ impl Pipeline {
                 self.healthy.keep(flow, lasting, Arc::new(verdict.clone()), key, &self.cluster.history);
             }
         }
-        // An equal verdict is not reported again.
-        if before.as_ref().is_some_and(|before| before.class == verdict.class) {
+        if as_before.is_some() {
             return None;
         }
         self.changes.list_in(&mut verdict, &self.cluster.history, self.settings.node_name.as_deref());

@@ -13,7 +13,7 @@ use viptrace::{
     cluster::{Cluster, Origin, Status as ClusterStatus},
     flow::{Flow, FlowTable, Limits, Outcome, Reread, Suppressed},
     net::Netns,
-    report::{Output, Printer, Report, Verbosity, View},
+    report::{Form, Output, Printer, Report, Verbosity},
     session::{Detail, Ending, Pipeline, Summary},
     sighting::{Sighting, Status, TcpState},
     verdict::Verdict,
@@ -277,7 +277,9 @@ fn the_summary_names_the_services_of_suppressed_events() {
     let text = crate::session_support::Text::default();
     let printer = Printer::to(Box::new(text.clone()), Box::new(text.clone()), Verbosity::Normal);
     let ending = Ending::new(&pipeline, at(0), at(20_000), Vec::new());
-    Report::new(Output::Wide, View::Default, printer).finish(&Summary::default(), &ending).unwrap();
+    Report::new(Form { output: Output::Wide, ..Form::default() }, printer)
+        .finish(&Summary::default(), &ending)
+        .unwrap();
     let expected = "1530 events suppressed in the kernel, because a client or a Service had too many: its flows are \
                     not called healthy: 1500 to shop/cart";
     assert!(text.text().contains(expected), "{}", text.text());

@@ -15,7 +15,7 @@ use viptrace::{
         model::{Change, Conditions, EndpointSlice, Labels, Node, Object, Phase, Pod, Service, Trimmed},
     },
     node::Snapshot,
-    report::{Output, Printer, Report, Verbosity, View},
+    report::{Form, Output, Printer, Report, Verbosity},
     session::{Detail, Ending, Pipeline, Summary, WallStep},
     sighting::Hook,
     text::is_unsafe,
@@ -589,7 +589,7 @@ fn hostile_texts_reach_neither_terminal_nor_record() {
     }
     let shown = Text::default();
     let printer = Printer::to(Box::new(shown.clone()), Box::new(Text::default()), Verbosity::Normal);
-    let mut report = Report::new(Output::Wide, View::Default, printer);
+    let mut report = Report::new(Form { output: Output::Wide, ..Form::default() }, printer);
     report.show(&judged[0], std::time::Instant::now()).unwrap();
     let mut summary = Summary::default();
     summary.add(&judged[0]);

@@ -16,7 +16,7 @@ use viptrace::{
         model::{Conditions, Object},
     },
     node::{ProxyMode, Snapshot},
-    report::{Output, Printer, Report, Verbosity, View},
+    report::{Form, Output, Printer, Report, Verbosity},
     session::{Detail, Ending, Judgements, Latency, Pipeline, Summary},
     sighting::{Sighting, Status as CtStatus, TcpState},
 };
@@ -90,7 +90,7 @@ impl Trace {
         let reports = [Output::Table, Output::Wide].map(|output| {
             let text = Text::default();
             let printer = Printer::to(Box::new(text.clone()), Box::new(Text::default()), Verbosity::Normal);
-            (Report::new(output, View::Default, printer), text)
+            (Report::new(Form { output, ..Form::default() }, printer), text)
         });
         Self {
             pipeline: Pipeline::new(settings(detail), cluster()),
@@ -305,7 +305,7 @@ fn of_many_healthy_flows_one_is_judged() {
     let story = trace.story(80_000);
     assert_eq!((trace.judged, trace.folded, story.judged), (1, 999, 1000), "{story:#?}");
     assert_eq!(story.latencies[0].count, 1000);
-    assert!(story.table.contains("1000 flows"), "{}", story.table);
+    assert!(story.table.contains("ok           1000  shop/cart:http"), "{}", story.table);
 }
 
 #[test]

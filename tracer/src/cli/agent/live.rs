@@ -15,7 +15,7 @@ use crate::{
     },
     kernel::tracer::Tracer,
     recording::{Header, HookState, Recorded},
-    report::{Output, View},
+    report::{Form, Output},
     session::{Judgements, Pair, Pipeline},
     time::Timestamp,
 };
@@ -70,8 +70,7 @@ fn options(config: &Config, node: Option<String>) -> TraceOptions {
     };
     TraceOptions {
         target: None,
-        output: Output::Json,
-        view: View::Default,
+        form: Form { output: Output::Json, ..Form::default() },
         duration: None,
         ready_file: None,
         record: None,

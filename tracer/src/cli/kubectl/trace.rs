@@ -24,7 +24,7 @@ use crate::{
     cluster::{Cluster, Key, request_error},
     kernel::now,
     plugin::{nodes, permissions, visit::VisitError, wire::Connection},
-    report::{Printer, Report, Status, View},
+    report::{Form, Printer, Report, Status, View},
     session::{Arrival, Folded, Judged, NotJudged, Summary},
     text::{count, list},
 };
@@ -46,8 +46,10 @@ pub(super) async fn run(
     agents.retain(|node, _| !args.own_pods && choice.nodes.contains(node));
     let without: Vec<String> =
         choice.nodes.iter().filter(|node| !agents.contains_key(*node)).cloned().collect();
+    let several_nodes = choice.nodes.len() > 1 || choice.may_grow;
+    let form = Form { several_nodes, ..args.shown.form() };
     if args.pods.is_dry_run() {
-        return session.print_pods(&without, args.shown.output, &mut printer);
+        return session.print_pods(&without, form.output, &mut printer);
     }
     let namespaces: BTreeSet<&str> = agents.values().map(|agent| &*agent.namespace).collect();
     let mut needed: Vec<_> = namespaces.into_iter().flat_map(permissions::to_exec).collect();
@@ -70,11 +72,10 @@ pub(super) async fn run(
     if !without.is_empty() || choice.may_grow {
         session.protect()?;
     }
-    let report =
-        Report::new(args.shown.output, args.shown.view(), Printer::new(progress.verbosity, progress.color));
+    let report = Report::new(form, Printer::new(progress.verbosity, progress.color));
     with_session(session, &mut printer, async |session, stop| {
         let mut view = Shown { filter, summary: Summary::default(), report };
-        let orders = task_args(&view.filter, args.shown.view(), args.duration, args.hooks);
+        let orders = task_args(&view.filter, form.view, args.duration, args.hooks);
         let until = args.duration.filter(|_| !agents.is_empty()).map(|duration| Instant::now() + duration);
         let mut trace = Traces::start(session, progress, objects, &choice, &agents, orders);
         while !trace.turn(&mut view, stop, until.filter(|_| without.is_empty())).await? {}

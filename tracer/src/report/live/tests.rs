@@ -13,10 +13,11 @@ use crate::{
     class::Class,
     recording::{Player, Step},
     report::{
-        Report,
+        Output, Report, View,
         fixture::{self, Shared, judged, printer, snapshot},
     },
     session::{Detail, Ending, Judgements, Summary},
+    time::Timestamp,
     verdict::Verdict,
 };
 
@@ -112,15 +113,15 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(view: View, columns: usize, lines: usize) -> Self {
+    fn new(form: Form, columns: usize, lines: usize) -> Self {
         let (printer, out, _) = printer();
         let shared = Arc::new(AtomicUsize::new(columns));
         let columns_now = Arc::clone(&shared);
         let table =
-            LiveTable::new(view, move || Some(Size { columns: columns_now.load(Ordering::Relaxed), lines }));
+            LiveTable::new(form, move || Some(Size { columns: columns_now.load(Ordering::Relaxed), lines }));
         let mut screen = Screen::new(columns, lines);
         screen.feed("$ viptrace trace\n");
-        let report = Report::live(table, view, printer);
+        let report = Report::live(table, form, printer);
         Self { report, out, screen, now: Instant::now(), columns: shared }
     }
 
@@ -136,6 +137,10 @@ impl Bench {
     }
 }
 
+/// Each failed flow has its own line.
+const EACH: Form =
+    Form { output: Output::Table, view: View::Default, each: true, several_nodes: false, replayed: false };
+
 fn fault(port: u16) -> Verdict {
     let mut verdict = fixture::fault();
     verdict.flow.client_pod = None;
@@ -145,7 +150,7 @@ fn fault(port: u16) -> Verdict {
 
 #[test]
 fn healthy_flows_stay_one_line_and_the_prompt_stays() {
-    let mut bench = Bench::new(View::Default, 120, 24);
+    let mut bench = Bench::new(Form::default(), 120, 24);
     for port in 1..200 {
         bench.show(&fixture::ok(port));
         let text = bench.tick();
@@ -153,14 +158,14 @@ fn healthy_flows_stay_one_line_and_the_prompt_stays() {
     }
     let text = bench.tick();
     assert!(text.starts_with("$ viptrace trace\nTIME UTC"), "{text}");
-    assert!(text.contains("ok ×199"), "{text}");
+    assert!(text.contains(" ok            199  shop/checkout:http"), "{text}");
     assert_eq!(text.matches("TIME UTC").count(), 1);
 }
 
 #[test]
 fn no_fault_is_lost_from_the_scrollback_and_none_is_doubled() {
     for lines in [5, 12, 60] {
-        let mut bench = Bench::new(View::Default, 100, lines);
+        let mut bench = Bench::new(EACH, 100, lines);
         for port in 1..=300 {
             bench.show(&fixture::ok(port));
             bench.show(&fault(port));
@@ -179,8 +184,35 @@ fn no_fault_is_lost_from_the_scrollback_and_none_is_doubled() {
 }
 
 #[test]
+fn flows_of_one_cause_share_a_line_and_lines_without_room_are_counted() {
+    let mut bench = Bench::new(Form { several_nodes: true, ..Form::default() }, 80, 12);
+    let nodes = ["worker-1", "worker-2", "worker-3", "worker-4", "worker-5", "worker-6"];
+    for (node, port) in nodes.iter().zip(1..) {
+        for client in 1..=port * 10 {
+            let mut verdict = fault(client);
+            verdict.flow.node = Some((*node).into());
+            verdict.time = Timestamp::from_unix_secs(u64::from(port));
+            bench.show(&verdict);
+        }
+        bench.tick();
+    }
+    let text = bench.tick();
+    assert_eq!(text.matches("FAULT C20").count(), 4, "{text}");
+    assert!(text.contains("… 2 more lines, printed at the end\n"), "{text}");
+    assert!(
+        text.contains("00:00:06 FAULT C20     60 shop/checkout:http         -                worker-6\n"),
+        "{text}"
+    );
+    assert!(bench.report.finish(&Summary::default(), &Ending::default()).is_ok());
+    bench.screen.feed(&bench.out.take());
+    let text = bench.screen.text();
+    assert_eq!(text.matches("FAULT C20").count(), 6, "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+}
+
+#[test]
 fn redraws_are_limited_and_an_idle_table_needs_no_timer() {
-    let mut bench = Bench::new(View::Default, 100, 24);
+    let mut bench = Bench::new(Form::default(), 100, 24);
     bench.tick();
     assert_eq!(bench.report.deadline(), None);
     bench.show(&fault(1));
@@ -195,7 +227,7 @@ fn redraws_are_limited_and_an_idle_table_needs_no_timer() {
 
 #[test]
 fn a_resize_erases_nothing_that_is_not_ours() {
-    let mut bench = Bench::new(View::Default, 100, 24);
+    let mut bench = Bench::new(Form::default(), 100, 24);
     bench.show(&fault(1));
     bench.tick();
     bench.columns.store(60, Ordering::Relaxed);
@@ -212,7 +244,7 @@ fn a_resize_erases_nothing_that_is_not_ours() {
 
 #[test]
 fn a_revised_flow_replaces_its_line() {
-    let mut bench = Bench::new(View::Default, 140, 24);
+    let mut bench = Bench::new(EACH, 140, 24);
     let mut verdict = fault(1);
     verdict.class = Class::Unknown;
     bench.show(&verdict);
@@ -253,7 +285,7 @@ fn play(name: &str, mut take: impl FnMut(&Judgements)) {
 #[test]
 fn what_a_person_reads_while_a_trace_runs_and_when_it_has_ended() {
     for columns in [80, 120] {
-        let mut bench = Bench::new(View::Default, columns, 24);
+        let mut bench = Bench::new(Form::default(), columns, 24);
         let mut summary = Summary::default();
         for name in [
             "debian-6.12-c5-one-service-without-rules",
@@ -290,7 +322,7 @@ fn what_a_person_reads_while_a_trace_runs_and_when_it_has_ended() {
 
 /// The README's table: one flow of each cause from recordings, and healthy ones.
 fn readme_trace() -> (String, Verdict) {
-    let mut bench = Bench::new(View::Default, 100, 60);
+    let mut bench = Bench::new(Form::default(), 100, 60);
     // As a terminal copies it: a wrapped line is one line.
     bench.screen.columns = usize::MAX;
     let mut summary = Summary::default();
