@@ -458,10 +458,15 @@ impl<'w> Stage<'w> {
 
     /// Waits for the record of one attempt; `None` if viptrace does not run.
     pub fn record_of(&self, attempt: &Attempt) -> Result<Option<Record>> {
+        self.record_within(attempt, VERDICT_LIMIT)
+    }
+
+    /// As [`Self::record_of`], with another limit.
+    pub fn record_within(&self, attempt: &Attempt, limit: Duration) -> Result<Option<Record>> {
         let Some(tool) = &self.tool else { return Ok(None) };
         let key = Expected::to_pod(attempt, Class::Ok).key();
         let mut found = None;
-        tool.wait_for(VERDICT_LIMIT, |line| {
+        tool.wait_for(limit, |line| {
             found = Record::parse(line).filter(|record| record.key().as_ref() == Some(&key));
             found.is_some()
         });
