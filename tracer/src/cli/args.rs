@@ -51,6 +51,13 @@ const TRACE_EXAMPLES: &str = "Examples:
 To see a Service fail, connect to it while the trace runs: decisions taken
 before the trace started are not observed.";
 
+const TOP_EXAMPLES: &str = "Examples:
+  viptrace top                                  every Service on this node
+  viptrace top shop/cart                        one Service
+  viptrace top --recording incident.viptrace    an incident, afterwards
+
+Keys: arrows select, Enter opens a flow's evidence or a Service's flows, Tab changes the list, q ends.";
+
 const REPLAY_EXAMPLES: &str = "Examples:
   viptrace replay incident.viptrace                the verdicts of the live trace
   viptrace replay incident.viptrace shop/cart      those of one Service
@@ -74,6 +81,8 @@ pub struct Cli {
 pub enum Verb {
     /// Watch the connections to Services on this node and judge each
     Trace(Box<TraceArgs>),
+    /// Watch them on a screen: the Services by failures, the latest failed flows, the evidence of each
+    Top(Box<TopArgs>),
     /// Judge the connections on this node for months: failures always, figures for Prometheus, the last hours on disk
     Agent(Box<AgentArgs>),
     /// Judge a recording of `viptrace trace --record`, on any machine
@@ -135,6 +144,30 @@ pub struct TraceArgs {
     #[command(flatten)]
     shown: ShownArgs,
 
+    #[command(flatten)]
+    run: RunArgs,
+}
+
+/// A screen of the Services and the latest failed flows.
+#[derive(Debug, Args)]
+#[command(after_help = TOP_EXAMPLES, after_long_help = format!("{TOP_EXAMPLES}\n\n{EXIT_STATUS}"))]
+pub struct TopArgs {
+    /// Only flows of this Service, Pod or address, as for `viptrace trace`
+    #[arg(value_name = "TARGET")]
+    target: Option<String>,
+    /// The namespace of TARGET, if TARGET is a bare name
+    #[arg(short, long, value_name = "NAMESPACE", requires = "target")]
+    namespace: Option<String>,
+    /// Show a recording of `viptrace trace --record`, on any machine, and attach nothing
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["duration", "ready_file", "record"])]
+    recording: Option<PathBuf>,
+    #[command(flatten)]
+    run: RunArgs,
+}
+
+/// How to trace.
+#[derive(Debug, Args)]
+struct RunArgs {
     /// Stop after this time, such as 30s or 5m; without it, Ctrl-C stops
     #[arg(long, value_name = "TIME", value_parser = units::positive_duration, help_heading = "Run")]
     duration: Option<Duration>,
@@ -323,10 +356,34 @@ impl TraceArgs {
     /// Resolves the arguments to options; the error is a usage error.
     pub fn resolve(self) -> Result<TraceOptions, clap::Error> {
         let target = target("trace", self.target.as_deref(), self.namespace.as_deref())?;
-        let form = self.shown.form();
+        Ok(self.run.resolve(target, self.shown.form()))
+    }
+}
+
+/// The flows that `viptrace top` shows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TopOptions {
+    Trace(Box<TraceOptions>),
+    Recording(ReplayOptions),
+}
+
+impl TopArgs {
+    /// Resolves the arguments to options; the error is a usage error.
+    pub fn resolve(self) -> Result<TopOptions, clap::Error> {
+        let target = target("top", self.target.as_deref(), self.namespace.as_deref())?;
+        let form = Form::default();
+        Ok(match self.recording {
+            Some(file) => TopOptions::Recording(ReplayOptions { file, target, form }),
+            None => TopOptions::Trace(Box::new(self.run.resolve(target, form))),
+        })
+    }
+}
+
+impl RunArgs {
+    fn resolve(self, target: Option<Target>, form: Form) -> TraceOptions {
         let force = self.force;
         let (cluster, node) = self.source.resolve();
-        Ok(TraceOptions {
+        TraceOptions {
             target,
             form,
             duration: self.duration,
@@ -341,7 +398,7 @@ impl TraceArgs {
             without_hooks: self.without_hook,
             max_flows: self.max_flows,
             buffer_bytes: self.buffer,
-        })
+        }
     }
 }
 

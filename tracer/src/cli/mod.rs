@@ -17,6 +17,7 @@ mod replay;
 mod schema;
 mod show;
 pub mod target;
+mod top;
 pub(crate) mod trace;
 
 use std::{
@@ -84,6 +85,10 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let result = match cli.verb {
         Verb::Trace(args) => match args.resolve() {
             Ok(options) => trace::run(&options, printer),
+            Err(error) => return usage(&error),
+        },
+        Verb::Top(args) => match args.resolve() {
+            Ok(options) => top::run(&options, printer),
             Err(error) => return usage(&error),
         },
         Verb::Agent(args) => agent::run(&args, printer),

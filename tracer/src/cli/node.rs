@@ -113,7 +113,8 @@ async fn serve() -> anyhow::Result<()> {
                     }
                 }
             });
-            let stop = Stop::listen()?.or_by(stopped);
+            let mut stop = Stop::listen()?;
+            stop.also_by(stopped);
             Box::pin(trace(&options, Opened::relayed(&server, cluster::LOOK_BACK, received), stop)).await
         }
     }

@@ -10,6 +10,7 @@ use crate::{
     cli::{
         Outcome, ResultExt as _,
         args::ReplayOptions,
+        block_on,
         show::{Show, detail},
         target::Target,
     },
@@ -23,13 +24,21 @@ use crate::{
 const NAMED: usize = 5;
 
 /// Plays the file to its end.
-pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
+pub(super) fn run(options: &ReplayOptions, printer: Printer) -> anyhow::Result<Outcome> {
+    block_on(1, play(options, Report::new(options.form, printer), async |_| Ok(())))
+}
+
+/// Plays the file to its end, and calls `hold` before the summary.
+pub(super) async fn play(
+    options: &ReplayOptions,
+    mut report: Report,
+    hold: impl AsyncFnOnce(&mut Report) -> anyhow::Result<()>,
+) -> anyhow::Result<Outcome> {
     let (mut player, target) = open(options)?;
     let header = player.header().clone();
     if let Some(warning) = narrowed(&header, options.target.as_ref()) {
-        printer.warn(&warning);
+        report.warn(&warning)?;
     }
-    let mut report = Report::new(options.form, printer);
     report.note(&describe(&header, target.as_ref()))?;
     let mut show = Show::new(target);
     let mut end: Option<End> = None;
@@ -59,6 +68,7 @@ pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Resu
     if let Some(why) = show.nothing_meant(&player.pipeline().cluster().history, ended) {
         report.warn(&why)?;
     }
+    hold(&mut report).await?;
     let ending = Ending::new(player.pipeline(), header.started, ended, gaps);
     Ok(match show.finish(&mut report, &ending)? {
         Outcome::Clean if !lacks.is_empty() => Outcome::Incomplete,

@@ -83,11 +83,19 @@ pub(super) fn run(options: &TraceOptions, printer: Printer) -> anyhow::Result<Ou
 }
 
 async fn trace(options: &TraceOptions, printer: Printer) -> anyhow::Result<Outcome> {
+    Box::pin(follow(options, Report::new(options.form, printer), Stop::listen()?)).await
+}
+
+/// Runs the trace, and prints it to this report.
+pub(super) async fn follow(
+    options: &TraceOptions,
+    report: Report,
+    mut stop: Stop,
+) -> anyhow::Result<Outcome> {
     if let Some(record) = &options.record {
         record::check(record)?;
     }
-    let mut stop = Stop::listen()?;
-    let mut shown = Shown::new(options, Report::new(options.form, printer));
+    let mut shown = Shown::new(options, report);
     let mut trace = Trace::begin(options, &mut shown, &mut stop).await?;
     trace.watch(&mut shown, &mut stop).await?;
     let (ending, recorded) = trace.finish(&mut shown, &mut stop).await?;

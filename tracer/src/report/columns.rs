@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use crate::report::{
     Form, Output,
-    fit::{Cut, fit, push_padded, width},
+    fit::{Cut, fit, width},
     printer::{Paint, Style},
     row::Row,
 };
@@ -153,16 +153,25 @@ impl Columns {
         Self { list: columns, gap, width: Some(width) }
     }
 
+    /// Without the column of counts, for lines of single flows.
+    pub(super) fn of_single_flows(mut self) -> Self {
+        let Some(at) = self.list.iter().position(|column| column.field == Field::Flows) else { return self };
+        let freed = self.list.remove(at).width + self.gap;
+        if let Some(service) = self.list.iter_mut().find(|column| column.field == Field::Service) {
+            service.width += freed;
+        }
+        self
+    }
+
     /// The headings, without a line end.
     pub(super) fn heading(&self, paint: Paint) -> String {
-        let line = self.line(|field| (field.heading().into(), Style::Plain), Paint(false));
-        paint.text(Style::Heading, &line)
+        let cells = self.padded(|field| (field.heading().into(), Style::Plain));
+        paint.text(Style::Heading, &Self::line(cells, Paint(false)))
     }
 
     /// The row and the lines below it, without line ends. `whole` shortens no cause.
     pub(super) fn row(&self, row: &Row, paint: Paint, whole: bool) -> Vec<String> {
-        let style = |field| if field == Field::Verdict { row.style } else { Style::Plain };
-        let mut lines = vec![self.line(|field| (field.of(row), style(field)), paint)];
+        let mut lines = vec![Self::line(self.cells(row), paint)];
         let Some(width) = self.width else {
             lines.extend(row.wide.below.iter().map(|text| format!("{:INDENT$}{text}", "")));
             return lines;
@@ -181,35 +190,51 @@ impl Columns {
         lines
     }
 
-    fn line<'a>(&self, cell: impl Fn(Field) -> (Cow<'a, str>, Style), paint: Paint) -> String {
+    /// The cells of a row, padded.
+    pub(super) fn cells(&self, row: &Row) -> Vec<(String, Style)> {
+        let style = |field| if field == Field::Verdict { row.style } else { Style::Plain };
+        self.padded(|field| (field.of(row), style(field)))
+    }
+
+    fn line(cells: Vec<(String, Style)>, paint: Paint) -> String {
         let mut line = String::new();
-        let cells: Vec<_> = self.list.iter().map(|column| cell(column.field)).collect();
-        let widths = self.widths(&cells);
-        for (number, ((column, (text, style)), cell_width)) in
-            self.list.iter().zip(&cells).zip(widths).enumerate()
-        {
-            let text = match (column.field, self.width) {
-                (_, None) => text.as_ref().into(),
-                (Field::Time, _) => text.get(..cell_width).unwrap_or(text).into(),
-                (Field::Verdict | Field::Flows, _) => fit(text, cell_width, Cut::End),
-                // Names are distinguished by their beginning and end.
-                _ => fit(text, cell_width, Cut::Middle),
-            };
-            line.push_str(paint.start(*style));
-            let last = number + 1 == self.list.len();
-            if column.field == Field::Flows {
-                line.extend(std::iter::repeat_n(' ', cell_width.saturating_sub(width(&text))));
-                line.push_str(&text);
-            } else {
-                push_padded(&mut line, &text, if last { 0 } else { cell_width });
-            }
-            line.push_str(paint.end(*style));
-            if !last {
-                line.extend(std::iter::repeat_n(' ', self.gap));
-            }
+        for (text, style) in cells {
+            // Spaces have no colour, which some terminals would show.
+            let end = text.trim_end().len();
+            let (text, spaces) = text.split_at(end);
+            line.push_str(&paint.text(style, text));
+            line.push_str(spaces);
         }
         line.truncate(line.trim_end().len());
         line
+    }
+
+    fn padded<'a>(&self, cell: impl Fn(Field) -> (Cow<'a, str>, Style)) -> Vec<(String, Style)> {
+        let cells: Vec<_> = self.list.iter().map(|column| cell(column.field)).collect();
+        let widths = self.widths(&cells);
+        let last = self.list.len().saturating_sub(1);
+        let fitted = self.list.iter().zip(cells.iter().zip(widths)).enumerate();
+        fitted
+            .map(|(number, (column, ((text, style), cell_width)))| {
+                let text = match (column.field, self.width) {
+                    (_, None) => text.as_ref().into(),
+                    (Field::Time, _) => text.get(..cell_width).unwrap_or(text).into(),
+                    (Field::Verdict | Field::Flows, _) => fit(text, cell_width, Cut::End),
+                    // Names are distinguished by their beginning and end.
+                    _ => fit(text, cell_width, Cut::Middle),
+                };
+                let mut padded = String::new();
+                if column.field == Field::Flows {
+                    padded.extend(std::iter::repeat_n(' ', cell_width.saturating_sub(width(&text))));
+                }
+                padded.push_str(&text);
+                if number < last {
+                    let spaces = cell_width.saturating_sub(width(&padded)) + self.gap;
+                    padded.extend(std::iter::repeat_n(' ', spaces));
+                }
+                (padded, *style)
+            })
+            .collect()
     }
 
     /// The widths of the cells of one line: a long name of a Service takes space of those behind it.

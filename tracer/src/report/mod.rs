@@ -22,6 +22,7 @@ mod row;
 pub(crate) mod schema;
 mod sink;
 mod summary;
+mod top;
 pub mod why;
 mod yaml;
 

@@ -165,6 +165,47 @@ fn wide(verdict: &Verdict) -> Wide {
     }
 }
 
+/// Everything that a verdict says, in lines without a length limit.
+pub(super) fn whole(verdict: &Verdict) -> Vec<(Style, String)> {
+    let flow = &verdict.flow;
+    let service =
+        verdict.service.as_ref().map_or_else(String::new, |it| safe(&format!(" · {it}")).into_owned());
+    let title = match verdict.class {
+        Class::Unknown | Class::Ok => verdict.class.title().to_owned(),
+        class => format!("{} {}", tag(class), class.title()),
+    };
+    let client = end(flow.client_pod.as_deref(), Some(flow.client), true);
+    let endpoint = flow.endpoint.map(|endpoint| end(flow.endpoint_pod.as_deref(), Some(endpoint), true));
+    let vip = flow.vip.map(|vip| vip.to_string());
+    let hops: Vec<String> = [client].into_iter().chain(vip).chain(endpoint).collect();
+    let node = flow.node.as_deref().map_or_else(String::new, |node| format!(" on {}", safe(node)));
+    let plain = |text: String| (Style::Plain, text);
+    let mut lines = vec![
+        (style(verdict.class), title + &service),
+        plain(detail(&verdict.root_cause)),
+        plain(String::new()),
+        plain(format!("{} {}", safe(&verdict.flow.protocol), hops.join(" → "))),
+        plain(format!(
+            "observed{node} from {} to {}, domain {}, confidence {}",
+            flow.started.beside(verdict.time),
+            verdict.time.clock(),
+            verdict.domain,
+            verdict.confidence
+        )),
+        plain(String::new()),
+    ];
+    lines.extend(evidence(verdict).map(plain));
+    lines.extend(verdict.unseen.iter().map(|unseen| plain(format!("not observed: {}", safe(unseen)))));
+    lines.extend(changes(verdict).into_iter().map(plain));
+    lines.push(plain(String::new()));
+    lines.extend(action(&verdict.mitigation).map(|action| (Style::Heading, format!("do: {action}"))));
+    if !verdict.mitigation.long_term.is_empty() {
+        lines.push(plain(format!("later: {}", safe(&verdict.mitigation.long_term))));
+    }
+    lines.push((Style::Faint, format!("more: viptrace explain {}", verdict.class)));
+    lines
+}
+
 /// Identifies the flow of a verdict.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct FlowKey(Text, SocketAddr, Option<SocketAddr>, Timestamp, Option<String>);

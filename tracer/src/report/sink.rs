@@ -2,6 +2,9 @@
 
 use std::time::Instant;
 
+use thiserror::Error;
+use tokio::sync::mpsc;
+
 use crate::{
     report::{
         Form, Output, OutputError, Printer,
@@ -9,9 +12,12 @@ use crate::{
         json,
         live::{LiveTable, Status},
         log::LogTable,
-        summary, yaml,
+        summary,
+        top::Top,
+        yaml,
     },
     session::{Ending, Folded, Judged, Summary},
+    text::safe,
 };
 
 /// Takes verdicts and prints them. Writes nothing between calls: the event loop calls [`Report::tick`] after each batch
@@ -23,10 +29,16 @@ pub struct Report {
     form: Form,
 }
 
+/// There is no terminal for a screen.
+#[derive(Clone, Copy, Debug, Error)]
+#[error("standard output is not a terminal that viptrace has for itself")]
+pub struct NoScreen;
+
 #[derive(Debug)]
 enum Sink {
     Live(Box<LiveTable>),
     Log(Box<LogTable>),
+    Top(Box<Top>),
     Json,
     Yaml,
 }
@@ -47,6 +59,17 @@ impl Report {
         Self { printer, sink, form }
     }
 
+    /// A screen of its own, which a person moves in; `title` names the traced flows. Once the person ends it, `stop` gets
+    /// a message. Fails if standard output is no terminal, or shares it with log lines.
+    pub fn top(form: Form, title: &str, printer: Printer, stop: mpsc::Sender<()>) -> Result<Self, NoScreen> {
+        if !printer.can_update_in_place() {
+            return Err(NoScreen);
+        }
+        let form = Form { output: Output::Table, each: true, ..form };
+        let top = Top::new(form, safe(title).into_owned(), printer.paint(), stop);
+        Ok(Self { printer, sink: Sink::Top(Box::new(top)), form })
+    }
+
     #[cfg(test)]
     pub(super) fn live(table: LiveTable, form: Form, printer: Printer) -> Self {
         Self { printer, sink: Sink::Live(Box::new(table)), form }
@@ -60,6 +83,10 @@ impl Report {
                 Ok(())
             }
             Sink::Log(table) => table.show(judged, now, &mut self.printer),
+            Sink::Top(top) => {
+                top.show(judged);
+                Ok(())
+            }
             Sink::Json if self.form.view.shows(&judged.verdict) => {
                 self.printer.data(&json::line(&judged.verdict)?)
             }
@@ -75,19 +102,27 @@ impl Report {
         match &mut self.sink {
             Sink::Live(table) => table.fold(folded),
             Sink::Log(table) => table.fold(folded, now),
+            Sink::Top(top) => top.fold(folded),
             Sink::Json | Sink::Yaml => {}
         }
     }
 
     /// Whether the sink uses [`Report::status`].
     pub const fn shows_status(&self) -> bool {
-        matches!(self.sink, Sink::Live(_))
+        matches!(self.sink, Sink::Live(_) | Sink::Top(_))
+    }
+
+    /// Whether a person has ended the report.
+    pub fn is_over(&self) -> bool {
+        matches!(&self.sink, Sink::Top(top) if top.is_over())
     }
 
     /// Takes the newest counters; only a live table shows them.
     pub fn status(&mut self, status: Status) {
-        if let Sink::Live(table) = &mut self.sink {
-            table.status(status);
+        match &mut self.sink {
+            Sink::Live(table) => table.status(status),
+            Sink::Top(top) => top.status(status),
+            Sink::Log(_) | Sink::Json | Sink::Yaml => {}
         }
     }
 
@@ -96,6 +131,7 @@ impl Report {
         match &self.sink {
             Sink::Live(table) => table.deadline(),
             Sink::Log(table) => table.deadline(),
+            Sink::Top(top) => top.deadline(),
             Sink::Json | Sink::Yaml => None,
         }
     }
@@ -105,17 +141,28 @@ impl Report {
         match &mut self.sink {
             Sink::Live(table) => table.tick(now, &mut self.printer),
             Sink::Log(table) => table.tick(now, &mut self.printer),
+            Sink::Top(top) => top.tick(now),
             Sink::Json | Sink::Yaml => self.printer.flush(),
         }
     }
 
     /// Prints a message without disturbing the table.
     pub fn note(&mut self, text: &str) -> Result<(), OutputError> {
+        if let Sink::Top(top) = &mut self.sink
+            && top.message(text)
+        {
+            return Ok(());
+        }
         self.message(|printer| printer.note(text))
     }
 
     /// Like [`Report::note`], for limits of the verdicts.
     pub fn warn(&mut self, text: &str) -> Result<(), OutputError> {
+        if let Sink::Top(top) = &mut self.sink
+            && top.message(text)
+        {
+            return Ok(());
+        }
         self.message(|printer| printer.warn(text))
     }
 
@@ -142,6 +189,13 @@ impl Report {
                 table.write_rest(&mut self.printer)?;
                 let text = text(self.printer.paint());
                 self.printer.data(&text)?;
+            }
+            Sink::Top(top) => {
+                for message in top.leave() {
+                    self.printer.warn(&message);
+                }
+                let text = text(self.printer.paint());
+                self.printer.text(&text)?;
             }
             Sink::Json | Sink::Yaml => {
                 self.printer.flush()?;

@@ -8,9 +8,19 @@ use crate::terminal_support::Terminal;
 fn short_and_long_help() {
     let mut terminal = Terminal::new();
     terminal.set("COLUMNS", "80");
-    for verb in
-        ["", "trace", "agent", "agent stream", "replay", "check", "path", "capture", "explain", "schema"]
-    {
+    for verb in [
+        "",
+        "trace",
+        "top",
+        "agent",
+        "agent stream",
+        "replay",
+        "check",
+        "path",
+        "capture",
+        "explain",
+        "schema",
+    ] {
         let help = |flag: &str| terminal.run(format!("{verb} {flag}").trim_start());
         let (short, long) = (help("-h"), help("--help"));
         let wide = short.lines().chain(long.lines()).find(|line| line.chars().count() > 80);

@@ -54,6 +54,7 @@ mod session_support;
 mod soak;
 mod soak_verdicts;
 mod terminal_support;
+mod top;
 mod verdict_classes;
 mod verdict_confidence;
 mod verdict_confounders;

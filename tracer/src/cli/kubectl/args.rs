@@ -38,6 +38,12 @@ const TRACE_EXAMPLES: &str = "Examples:
 It runs a Pod on each of these nodes and removes it at the end. Decisions taken before the trace
 started are not observed.";
 
+const TOP_EXAMPLES: &str = "Examples:
+  kubectl viptrace top shop/cart          one Service
+  kubectl viptrace top --all-nodes        every Service, on every node
+
+Keys: arrows select, Enter opens a flow's evidence or a Service's flows, Tab changes the list, q ends.";
+
 const CHECK_EXAMPLES: &str = "Examples:
   kubectl viptrace check                   every node
   kubectl viptrace check shop/cart         only what concerns one Service
@@ -82,6 +88,8 @@ pub(crate) enum Verb {
     Why(Box<WhyArgs>),
     /// Watch the connections to Services on the nodes that matter and judge each
     Trace(Box<TraceArgs>),
+    /// Watch them on a screen: the Services by failures, the latest failed flows, the evidence of each
+    Top(Box<TopArgs>),
     /// Find what is wrong with Services on every node without any traffic
     Check(Box<CheckArgs>),
     /// Save everything that a check reads in a folder for each node, for viptrace check --from
@@ -208,6 +216,22 @@ pub(crate) enum DryRun {
 #[derive(Debug, Args)]
 #[command(after_help = TRACE_EXAMPLES, after_long_help = format!("{TRACE_EXAMPLES}\n\n{EXIT_STATUS}"))]
 pub(crate) struct TraceArgs {
+    #[command(flatten)]
+    pub(crate) followed: FollowArgs,
+    #[command(flatten)]
+    pub(crate) shown: ShownArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = TOP_EXAMPLES, after_long_help = format!("{TOP_EXAMPLES}\n\n{EXIT_STATUS}"))]
+pub(crate) struct TopArgs {
+    #[command(flatten)]
+    pub(crate) followed: FollowArgs,
+}
+
+/// The flows that are followed, and how.
+#[derive(Debug, Args)]
+pub(crate) struct FollowArgs {
     /// Only flows of this Service, Pod or address: NAMESPACE/SERVICE, svc/NAME, pod/NAME, deploy/NAME, node/NAME, IP or IP:PORT
     #[arg(value_name = "TARGET")]
     pub(crate) target: Option<String>,
@@ -219,8 +243,6 @@ pub(crate) struct TraceArgs {
     pub(crate) all_namespaces: bool,
     #[command(flatten)]
     pub(crate) nodes: NodeChoice,
-    #[command(flatten)]
-    pub(crate) shown: ShownArgs,
     /// Stop after this time, such as 30s or 5m; without it, Ctrl-C stops
     #[arg(long, value_name = "TIME", value_parser = units::positive_duration, help_heading = "Run")]
     pub(crate) duration: Option<Duration>,

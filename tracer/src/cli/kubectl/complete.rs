@@ -67,7 +67,7 @@ fn wanted<'w>(before: &'w [String], last: &str) -> Wanted<'w> {
         Some(verb) if last.starts_with('-') => Wanted::Flags(verb),
         None if last.starts_with('-') => Wanted::Nothing,
         None => Wanted::Verbs,
-        Some(verb) if matches!(verb.as_str(), "trace" | "check" | "why") => Wanted::Targets,
+        Some(verb) if matches!(verb.as_str(), "trace" | "top" | "check" | "why") => Wanted::Targets,
         Some(_) => Wanted::Nothing,
     }
 }

@@ -41,6 +41,7 @@ use crate::{
 };
 use args::{CleanupArgs, Plugin, PodArgs, ServerArgs, Verb};
 pub(super) use complete::COMPLETER;
+use trace::Medium;
 use traces::Objects;
 
 /// The Pods that start at the same time.
@@ -69,7 +70,13 @@ pub(super) fn run(args: Vec<OsString>) -> ExitCode {
         Verb::Explain(args) => explain::run(&args, printer),
         Verb::Schema(args) => cli::schema::run(&args, printer),
         Verb::Why(args) => block_on(why::run(&args, &plugin.server, printer, &progress)),
-        Verb::Trace(args) => block_on(trace::run(&args, &plugin.server, printer, &progress)),
+        Verb::Trace(args) => {
+            let medium = Medium::Lines(args.shown.form());
+            block_on(trace::run(&args.followed, medium, &plugin.server, printer, &progress))
+        }
+        Verb::Top(args) => {
+            block_on(trace::run(&args.followed, Medium::Screen, &plugin.server, printer, &progress))
+        }
         Verb::Check(args) => block_on(check::run(&args, &plugin.server, printer, &progress)),
         Verb::Capture(args) => block_on(capture::run(&args, &plugin.server, printer, &progress)),
         Verb::Cleanup(args) => block_on(cleanup(&args, &plugin.server, printer)),
@@ -310,15 +317,35 @@ struct Progress {
     verbosity: Verbosity,
     color: ColorChoice,
     last: Mutex<BTreeMap<String, String>>,
+    /// Texts for a screen, while there is one.
+    held: Mutex<Option<Vec<String>>>,
 }
 
 impl Progress {
     fn new(plugin: &Global) -> Self {
-        Self { verbosity: plugin.verbosity(), color: plugin.color, last: Mutex::default() }
+        Self {
+            verbosity: plugin.verbosity(),
+            color: plugin.color,
+            last: Mutex::default(),
+            held: Mutex::default(),
+        }
     }
 
     fn say(&self, text: &str) {
-        Printer::new(self.verbosity, self.color).note(text);
+        match &mut *self.held.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(held) => held.push(text.to_owned()),
+            None => Printer::new(self.verbosity, self.color).note(text),
+        }
+    }
+
+    /// From now on [`Self::held`] has the texts.
+    fn hold(&self) {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default();
+    }
+
+    fn held(&self) -> Vec<String> {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        held.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     fn node(&self, node: &str, text: &str) {

@@ -14,13 +14,13 @@ use kube::{Api, api::ListParams};
 
 use super::{
     Follows, Progress, Session,
-    args::{Name, ServerArgs, TraceArgs, name},
+    args::{FollowArgs, Name, ServerArgs, name},
     target::{Filter, resolve},
     traces::{Objects, Results, Traces},
     with_session,
 };
 use crate::{
-    cli::{Outcome, ResultExt as _, args::Hooks},
+    cli::{Outcome, ResultExt as _, args::Hooks, top},
     cluster::{Cluster, Key, request_error},
     kernel::now,
     plugin::{nodes, permissions, visit::VisitError, wire::Connection},
@@ -29,9 +29,18 @@ use crate::{
     text::{count, list},
 };
 
+/// How the verdicts are shown.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Medium {
+    Lines(Form),
+    /// The screen of `kubectl viptrace top`.
+    Screen,
+}
+
 /// Runs until the duration has passed, or until Ctrl-C.
 pub(super) async fn run(
-    args: &TraceArgs,
+    args: &FollowArgs,
+    medium: Medium,
     server: &ServerArgs,
     mut printer: Printer,
     progress: &Arc<Progress>,
@@ -47,7 +56,10 @@ pub(super) async fn run(
     let without: Vec<String> =
         choice.nodes.iter().filter(|node| !agents.contains_key(*node)).cloned().collect();
     let several_nodes = choice.nodes.len() > 1 || choice.may_grow;
-    let form = Form { several_nodes, ..args.shown.form() };
+    let form = match medium {
+        Medium::Lines(form) => Form { several_nodes, ..form },
+        Medium::Screen => Form { several_nodes, ..Form::default() },
+    };
     if args.pods.is_dry_run() {
         return session.print_pods(&without, form.output, &mut printer);
     }
@@ -72,9 +84,17 @@ pub(super) async fn run(
     if !without.is_empty() || choice.may_grow {
         session.protect()?;
     }
-    let report = Report::new(form, Printer::new(progress.verbosity, progress.color));
     with_session(session, &mut printer, async |session, stop| {
-        let mut view = Shown { filter, summary: Summary::default(), report };
+        let printer = Printer::new(progress.verbosity, progress.color);
+        let report = match medium {
+            Medium::Lines(_) => Report::new(form, printer),
+            Medium::Screen => {
+                let report = top::screen(form, &filter.to_string(), printer, stop)?;
+                progress.hold();
+                report
+            }
+        };
+        let mut view = Shown { filter, summary: Summary::default(), report, progress };
         let orders = task_args(&view.filter, form.view, args.duration, args.hooks);
         let until = args.duration.filter(|_| !agents.is_empty()).map(|duration| Instant::now() + duration);
         let mut trace = Traces::start(session, progress, objects, &choice, &agents, orders);
@@ -92,7 +112,7 @@ pub(super) fn usage(why: String) -> anyhow::Error {
 
 /// The flows that are shown, and the nodes that the user wants.
 async fn filter(
-    args: &TraceArgs,
+    args: &FollowArgs,
     server: &ServerArgs,
     session: &Session,
     objects: &Objects,
@@ -165,13 +185,14 @@ pub(super) fn task_args(
 }
 
 /// Shows the merged verdicts.
-pub(super) struct Shown {
-    pub(super) filter: Filter,
-    pub(super) summary: Summary,
-    pub(super) report: Report,
+struct Shown<'a> {
+    filter: Filter,
+    summary: Summary,
+    report: Report,
+    progress: &'a Progress,
 }
 
-impl Results for Shown {
+impl Results for Shown<'_> {
     fn judged(&mut self, _: &str, judged: Judged) -> anyhow::Result<()> {
         if self.filter.shows(&judged.verdict) {
             self.summary.add(&judged);
@@ -207,6 +228,9 @@ impl Results for Shown {
     }
 
     fn turned(&mut self, cluster: &Cluster, open: u64, lost_events: u64) -> anyhow::Result<()> {
+        for text in self.progress.held() {
+            self.report.note(&text)?;
+        }
         if self.report.shows_status() {
             let now = now();
             self.report.status(Status {

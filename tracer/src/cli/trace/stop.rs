@@ -23,9 +23,8 @@ impl Stop {
     }
 
     /// Also by a message, and for good once its sender is gone.
-    pub(crate) fn or_by(mut self, orders: mpsc::Receiver<()>) -> Self {
+    pub(crate) fn also_by(&mut self, orders: mpsc::Receiver<()>) {
         self.orders = Some(orders);
-        self
     }
 
     pub(crate) async fn wanted(&mut self) {

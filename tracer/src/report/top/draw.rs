@@ -1,0 +1,186 @@
+//! Lays the state out on the screen, whatever its size.
+
+use std::fmt::Write as _;
+
+use ratatui::{
+    Frame,
+    layout::{Constraint, Layout, Rect},
+    style::{Color, Modifier, Style as Look},
+    text::{Line, Span},
+    widgets::Paragraph,
+};
+
+use super::{Evidence, Focus, State};
+use crate::{
+    report::{
+        columns::Columns,
+        fit::{Cut, fit, push_padded},
+        printer::{Paint, Style},
+        row::whole,
+    },
+    session::Counts,
+    text::{self, count, safe},
+};
+
+/// The columns of a Service's counts.
+const COUNT: usize = 9;
+/// The lines for the list of Services, with its heading: no more than this part of the screen.
+const SERVICES_PART: u16 = 3;
+const KEYS: &str = "↑↓ select · Enter open · Tab list · Esc back · q quit";
+const KEYS_OF_EVIDENCE: &str = "↑↓ scroll · Esc back · q quit";
+
+/// Draws the whole screen.
+pub(super) fn screen(frame: &mut Frame<'_>, state: &mut State, paint: Paint) {
+    let remarks = remarks(state);
+    let last = u16::try_from(remarks.len()).unwrap_or(u16::MAX).saturating_add(1);
+    let [head, middle, foot] =
+        Layout::vertical([Constraint::Length(1), Constraint::Min(1), Constraint::Length(last)])
+            .areas(frame.area());
+    let columns = usize::from(frame.area().width);
+    frame.render_widget(Line::styled(fitted(&title(state), columns), look(Style::Heading, paint)), head);
+    let keys = if let Some(evidence) = &mut state.evidence {
+        draw_evidence(frame, middle, evidence, paint);
+        KEYS_OF_EVIDENCE
+    } else {
+        draw_lists(frame, middle, state, paint);
+        KEYS
+    };
+    let mut lines: Vec<Line<'_>> =
+        remarks.iter().map(|text| Line::styled(fitted(text, columns), look(Style::Unknown, paint))).collect();
+    lines.push(Line::styled(fitted(keys, columns), look(Style::Faint, paint)));
+    frame.render_widget(Paragraph::new(lines), foot);
+}
+
+fn fitted(text: &str, columns: usize) -> String {
+    fit(text, columns, Cut::End).into_owned()
+}
+
+/// The look of a style; without colours only the weight of the text shows it.
+fn look(style: Style, paint: Paint) -> Look {
+    let look = Look::default();
+    let colored = |color| if paint.0 { look.fg(color) } else { look };
+    match style {
+        Style::Plain => look,
+        Style::Heading => look.add_modifier(Modifier::BOLD),
+        Style::Fault => colored(Color::Red).add_modifier(Modifier::BOLD),
+        Style::Unknown => colored(Color::Yellow).add_modifier(Modifier::BOLD),
+        Style::Good => colored(Color::Green),
+        Style::Faint => look.add_modifier(Modifier::DIM),
+    }
+}
+
+/// The flows so far. Losses and the age of the metadata come first in [`remarks`].
+fn title(state: &State) -> String {
+    let Counts { ok, normal, faults, unknown } = state.status.counts;
+    let open = state.status.flows_open;
+    let faults = count(faults, "fault");
+    format!("{faults}, {unknown} unknown, {ok} ok, {normal} normal, {open} open | {}", state.title)
+}
+
+/// Limits of the verdicts, and the latest message.
+fn remarks(state: &State) -> Vec<String> {
+    let status = &state.status;
+    let mut remarks = Vec::new();
+    if status.lost_events > 0 {
+        remarks.push(format!("{} LOST in the kernel", count(status.lost_events, "event")));
+    }
+    // A remark has the age as well.
+    let old = status.metadata_age.filter(|age| age.as_secs() >= 60 && status.remark.is_none());
+    remarks.extend(old.map(|age| format!("metadata is {} old", text::age(age))));
+    remarks.extend(status.remark.as_deref().map(|remark| safe(remark).into_owned()));
+    remarks.extend(state.message.clone());
+    remarks
+}
+
+fn draw_lists(frame: &mut Frame<'_>, area: Rect, state: &State, paint: Paint) {
+    let services = state.services();
+    let wanted = u16::try_from(services.len()).unwrap_or(u16::MAX).saturating_add(1);
+    let most = (area.height / SERVICES_PART).max(2);
+    let [upper, lower] =
+        Layout::vertical([Constraint::Length(wanted.clamp(2, most)), Constraint::Min(1)]).areas(area);
+
+    let columns = usize::from(area.width);
+    let name_width = columns.saturating_sub(4 * (COUNT + 1));
+    let line = |name: &str, counts: [String; 4]| {
+        let mut line = String::new();
+        push_padded(&mut line, &fit(name, name_width, Cut::Middle), name_width);
+        for count in counts {
+            line.push(' ');
+            // Writing to a String cannot fail.
+            let _ = write!(line, "{count:>COUNT$}");
+        }
+        line
+    };
+    let heading = line("SERVICE", ["FAULTS", "UNKNOWN", "NORMAL", "OK"].map(ToOwned::to_owned));
+    let selected = state.selected_service(&services);
+    let rows = services.iter().map(|(service, counts)| {
+        let Counts { ok, normal, faults, unknown } = *counts;
+        let text = line(&safe(&service.to_string()), [faults, unknown, normal, ok].map(|it| it.to_string()));
+        let style = match counts {
+            Counts { faults: 1.., .. } => Style::Fault,
+            Counts { unknown: 1.., .. } => Style::Unknown,
+            _ => Style::Plain,
+        };
+        Line::styled(text, look(style, paint))
+    });
+    let marked = (state.focus == Focus::Services).then_some(selected);
+    let empty = "no flow of a Service yet";
+    list(frame, upper, &[heading], rows.collect(), (selected, marked), empty, paint);
+
+    let layout = Columns::bounded(state.form, columns).of_single_flows();
+    let of = state.only.as_ref().map(|service| safe(&format!(" of {service}")).into_owned());
+    let caption = format!("LATEST FAILED FLOWS{}", of.unwrap_or_default());
+    let heading = [String::new(), caption, layout.heading(Paint(false))];
+    let selected = state.selected_flow();
+    let rows = state.listed().map(|flow| {
+        let spans =
+            layout.cells(&flow.row).into_iter().map(|(text, style)| Span::styled(text, look(style, paint)));
+        Line::from(spans.collect::<Vec<_>>())
+    });
+    let marked = (state.focus == Focus::Flows).then_some(selected);
+    list(frame, lower, &heading, rows.collect(), (selected, marked), "none", paint);
+}
+
+/// A heading and as many rows as there is room for, around the selected one. The marked one is inverted.
+fn list(
+    frame: &mut Frame<'_>,
+    area: Rect,
+    heading: &[String],
+    rows: Vec<Line<'_>>,
+    (selected, marked): (usize, Option<usize>),
+    empty: &str,
+    paint: Paint,
+) {
+    let mut lines: Vec<Line<'_>> =
+        heading.iter().map(|text| Line::styled(text.clone(), look(Style::Heading, paint))).collect();
+    let room = usize::from(area.height).saturating_sub(lines.len());
+    let above = (selected + 1).saturating_sub(room);
+    if rows.is_empty() {
+        lines.push(Line::styled(empty.to_owned(), look(Style::Faint, paint)));
+    }
+    lines.extend(
+        rows.into_iter().enumerate().skip(above).take(room).map(|(number, row)| {
+            if marked == Some(number) { row.patch_style(Modifier::REVERSED) } else { row }
+        }),
+    );
+    frame.render_widget(Paragraph::new(lines), area);
+}
+
+fn draw_evidence(frame: &mut Frame<'_>, area: Rect, evidence: &mut Evidence, paint: Paint) {
+    let width = usize::from(area.width).max(1);
+    let mut lines = Vec::new();
+    for (style, text) in whole(&evidence.verdict) {
+        let indent = text.len() - text.trim_start().len() + 2;
+        let behind = " ".repeat(indent.min(width / 2));
+        let options = textwrap::Options::new(width).subsequent_indent(&behind);
+        lines.extend(
+            textwrap::wrap(&text, options)
+                .into_iter()
+                .map(|line| Line::styled(line.into_owned(), look(style, paint))),
+        );
+    }
+    let most = lines.len().saturating_sub(usize::from(area.height));
+    evidence.scrolled = evidence.scrolled.min(most);
+    let visible = lines.into_iter().skip(evidence.scrolled).take(usize::from(area.height));
+    frame.render_widget(Paragraph::new(visible.collect::<Vec<_>>()), area);
+}
