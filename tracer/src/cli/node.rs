@@ -42,6 +42,8 @@ const REQUEST_LIMIT: Duration = Duration::from_mins(1);
 const CONNECT_LIMIT: Duration = Duration::from_secs(4);
 /// The objects that wait to be applied.
 const QUEUE: usize = 4096;
+/// A container's termination message (`terminationMessagePath`'s default), of which the kubelet takes the last 4 KiB.
+const TERMINATION_MESSAGE: &str = "/dev/termination-log";
 /// The interval of [`Answer::Status`].
 const STATUS: Duration = Duration::from_secs(1);
 
@@ -50,6 +52,9 @@ pub struct NodeArgs {
     /// Only wait until standard input ends
     #[arg(long)]
     pub hold: bool,
+    /// Only connect to these addresses, and leave the results as the container's termination message
+    #[arg(long, value_name = "IP:PORT,…", value_delimiter = ',', conflicts_with = "hold")]
+    pub connect: Vec<SocketAddr>,
 }
 
 /// Does the task of the first line. Errors go to the plugin, as the last line.
@@ -58,6 +63,8 @@ pub(super) fn run(args: &NodeArgs) -> anyhow::Result<Outcome> {
     block_on(2, async {
         if args.hold {
             hold().await?;
+        } else if !args.connect.is_empty() {
+            connect_for_message(&args.connect).await?;
         } else if let Err(error) = Box::pin(serve()).await {
             send(&Answer::Failed { error: sentence(&*error), hint: hint::hint(&error) })?;
         }
@@ -151,8 +158,22 @@ async fn trace(options: &TraceOptions, opened: Opened, mut stop: Stop) -> anyhow
     send(&Answer::Ended(Box::new(ending)))
 }
 
+/// Connects, and writes the results to where the kubelet reads them.
+async fn connect_for_message(to: &[SocketAddr]) -> anyhow::Result<()> {
+    let results = futures::future::join_all(to.iter().map(|to| connection(*to))).await;
+    let lines = results.iter().map(wire::line).collect::<Result<String, _>>()?;
+    std::fs::write(TERMINATION_MESSAGE, lines)
+        .with_context(|| format!("cannot write the result to {TERMINATION_MESSAGE}"))
+}
+
 /// Makes one connection and reports its result.
 async fn connect(to: SocketAddr) {
+    // A closed output ends the trace, too.
+    drop(send(&Answer::Connected(connection(to).await)));
+}
+
+/// Makes one connection and closes it at once.
+async fn connection(to: SocketAddr) -> Connection {
     let began = Instant::now();
     let (from, result) = match timeout(CONNECT_LIMIT, TcpStream::connect(to)).await {
         Ok(Ok(stream)) => (stream.local_addr().ok(), Connected::Established),
@@ -160,9 +181,7 @@ async fn connect(to: SocketAddr) {
         Ok(Err(error)) => (None, Connected::Failed(sentence(&error))),
         Err(_) => (None, Connected::TimedOut),
     };
-    let connection = Connection { to, from, result, took: began.elapsed() };
-    // A closed output ends the trace, too.
-    drop(send(&Answer::Connected(connection)));
+    Connection { to, from, result, took: began.elapsed() }
 }
 
 /// Writes an answer to standard output at once. A reader that takes none blocks the caller: what the kernel reports

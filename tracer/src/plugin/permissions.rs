@@ -58,6 +58,18 @@ pub(crate) fn to_visit(namespace: &str) -> Vec<Permission> {
     pods.into_iter().map(each).collect()
 }
 
+/// To add an ephemeral container to a Pod of this namespace, and to read its result.
+pub(crate) fn to_connect_from(namespace: &str) -> Vec<Permission> {
+    let each = |(subresource, verb)| Permission {
+        namespace: Some(namespace.to_owned()),
+        group: "",
+        resource: "pods",
+        subresource,
+        verb,
+    };
+    [(None, "get"), (Some("ephemeralcontainers"), "patch")].into_iter().map(each).collect()
+}
+
 /// To run commands in the Pods of this namespace.
 pub(crate) fn to_exec(namespace: &str) -> Vec<Permission> {
     to_visit(namespace).into_iter().filter(|permission| permission.subresource == Some("exec")).collect()

@@ -210,7 +210,7 @@ pub(crate) async fn delete(pods: &Api<Pod>, run: Option<&str>) -> Result<Vec<Str
 }
 
 /// Bounds a request, and puts its error in words.
-async fn within<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, VisitError> {
+pub(super) async fn within<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, VisitError> {
     match timeout(REQUEST, request).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(error)) => Err(VisitError::Request(request_error(&error))),

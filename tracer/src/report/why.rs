@@ -29,7 +29,7 @@ pub fn text(why: &Why, paint: Paint, wide: bool) -> String {
             let _ = writeln!(
                 out,
                 "  from {} to {}: {result}, {} ms",
-                safe(&probe.node),
+                safe(probe.pod.as_ref().unwrap_or(&probe.node)),
                 probe.to,
                 probe.milliseconds
             );

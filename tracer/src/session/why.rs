@@ -112,7 +112,10 @@ impl Ends {
 /// A connection that viptrace made itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Probe {
+    /// The node that it was made on.
     pub node: String,
+    /// The Pod that it was made from (`namespace/name`); `null`: from the node's own network.
+    pub pod: Option<String>,
     #[schemars(with = "String")]
     pub to: SocketAddr,
     /// Its result, in words.
@@ -125,13 +128,14 @@ pub struct Probe {
 impl Probe {
     pub(crate) fn new(
         node: &str,
+        pod: Option<String>,
         to: SocketAddr,
         is_established: bool,
         result: String,
         took: Duration,
     ) -> Self {
         let milliseconds = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
-        Self { node: node.to_owned(), to, result, is_established, milliseconds }
+        Self { node: node.to_owned(), pod, to, result, is_established, milliseconds }
     }
 }
 
@@ -381,7 +385,7 @@ mod tests {
 
     fn probe(is_established: bool) -> Probe {
         let to = "10.96.10.10:80".parse().unwrap();
-        Probe::new("a", to, is_established, "refused".into(), Duration::from_millis(3))
+        Probe::new("a", None, to, is_established, "refused".into(), Duration::from_millis(3))
     }
 
     #[test]

@@ -57,7 +57,9 @@ const WHY_EXAMPLES: &str = "Examples:
   kubectl viptrace why shop/cart                 check the nodes, trace what clients do
   kubectl viptrace why shop/cart --probe         and connect to it once, from each node
   kubectl viptrace why shop/cart --client pod/shop/web-0 --probe
-                                                 on this client's node";
+                                                 on this client's node
+  kubectl viptrace why shop/cart --probe-from pod/shop/web-0
+                                                 from inside this client";
 
 /// Finds the hop that broke a Kubernetes Service, from anywhere
 ///
@@ -156,11 +158,16 @@ pub(crate) struct NodeChoice {
 impl NodeChoice {
     /// The error is for the user.
     pub(crate) fn wish(&self, namespace: &str) -> Result<Wish, String> {
-        let client = self.client.as_deref().map(|text| match name(text, namespace)? {
-            Name::Target(Target::Pod { namespace, name }) => Ok(Key::new(&namespace, &name)),
-            _ => Err(format!("--client {text:?} is not a Pod: write pod/NAMESPACE/NAME")),
-        });
-        Ok(Wish { nodes: self.node.clone(), all: self.all_nodes, client: client.transpose()? })
+        let client = self.client.as_deref().map(|text| pod(text, namespace)).transpose()?;
+        Ok(Wish { nodes: self.node.clone(), all: self.all_nodes, client })
+    }
+}
+
+/// The Pod that the user named. The error is for the user.
+pub(crate) fn pod(text: &str, namespace: &str) -> Result<Key, String> {
+    match name(text, namespace)? {
+        Name::Target(Target::Pod { namespace, name }) => Ok(Key::new(&namespace, &name)),
+        _ => Err(format!("{text:?} is not a Pod: write pod/NAMESPACE/NAME")),
     }
 }
 
@@ -278,10 +285,14 @@ pub(crate) struct WhyArgs {
     #[arg(value_name = "SERVICE")]
     pub(crate) target: String,
     /// Connect to each TCP port of the Service once, from each node's own network; on a terminal it asks first
-    #[arg(long)]
+    #[arg(long, group = "probing")]
     pub(crate) probe: bool,
+    /// Connect from this client's Pod instead, by an ephemeral container, which stays in the Pod's spec; on a terminal it asks
+    /// first. Kubernetes 1.23 and later
+    #[arg(long, value_name = "pod/NAMESPACE/NAME", group = "probing", conflicts_with_all = ["client", "node", "all_nodes"])]
+    pub(crate) probe_from: Option<String>,
     /// Do not ask before it connects
-    #[arg(short, long, requires = "probe")]
+    #[arg(short, long, requires = "probing")]
     pub(crate) yes: bool,
     /// How long to watch the connections of its clients
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = units::positive_duration)]

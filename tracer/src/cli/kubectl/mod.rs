@@ -158,6 +158,11 @@ impl Session {
         Ok((session, objects))
     }
 
+    /// The number of this run.
+    fn run(&self) -> &str {
+        &self.guarded.run
+    }
+
     /// How to reach the API server.
     fn access(&self) -> &Access {
         &self.guarded.access

@@ -11,7 +11,7 @@ use anyhow::{anyhow, bail};
 
 use super::{
     Follows, Progress, Session,
-    args::{ServerArgs, WhyArgs, name},
+    args::{ServerArgs, WhyArgs, name, pod},
     check::{check_visited, service},
     print,
     target::Filter,
@@ -26,7 +26,9 @@ use crate::{
     kernel::now,
     net::Protocol,
     plugin::{
+        client_pod::{self, ClientError},
         nodes::choose,
+        permissions,
         wire::{Connected, Connection},
     },
     report::{self, Printer, View},
@@ -41,6 +43,8 @@ use crate::{
 const JUDGED: Duration = Duration::from_secs(4);
 /// How long the results of the probes may take.
 const PROBED: Duration = Duration::from_secs(8);
+/// The interval at which the end of a connection from a Pod is noticed.
+const TURN: Duration = Duration::from_millis(200);
 /// The most addresses and ports of a Service that are probed.
 const MAX_PROBES: usize = 8;
 
@@ -55,15 +59,23 @@ pub(super) async fn run(
         Session::begin(server, &args.pods, Follows::Visits, &mut printer, progress).await?;
     let named = name(&args.target, &session.namespace).map_err(usage)?;
     let key = service(named, &args.target, &session, &objects).await?;
-    let wish = args.nodes.wish(&session.namespace).map_err(usage)?;
+    let mut wish = args.nodes.wish(&session.namespace).map_err(usage)?;
+    let client = args.probe_from.as_deref().map(|text| pod(text, &session.namespace));
+    let client = client.transpose().map_err(usage)?;
+    wish.client = wish.client.or_else(|| client.clone());
     let choice = choose(&objects.cluster.history, &wish, Some(&key), now()).map_err(|why| anyhow!(why))?;
     if args.pods.is_dry_run() {
         return session.print_pods(&choice.nodes, args.output, &mut printer);
     }
-    let probed = if args.probe { addresses(&objects.cluster, &key)? } else { Vec::new() };
-    if !probed.is_empty() && !args.yes {
-        agree(&probed, &choice.nodes)?;
+    let is_probed = args.probe || client.is_some();
+    let to = if is_probed { addresses(&objects.cluster, &key)? } else { Vec::new() };
+    if let Some(pod) = &client {
+        prepare(pod, &session, &mut printer).await?;
     }
+    if is_probed && !args.yes {
+        agree(&to, &choice.nodes, client.as_ref())?;
+    }
+    let probes = Probes { to, client };
     progress.say(&format!(
         "visits {}: {} ({})",
         count(choice.nodes.len(), "node"),
@@ -94,7 +106,7 @@ pub(super) async fn run(
         let mut trace = Traces::on(session, progress, objects, &visits, words);
         let checks = check_visited(session, progress, visits, &scope);
         let observed = async {
-            observe(&mut trace, &mut seen, stop, args.duration, &probed, progress).await?;
+            observe(&mut trace, &mut seen, stop, args.duration, &probes, session, progress).await?;
             trace.finish(&mut seen, stop).await
         };
         let (checks, ending) = tokio::join!(checks, observed);
@@ -132,21 +144,44 @@ fn addresses(cluster: &Cluster, key: &Key) -> anyhow::Result<Vec<SocketAddr>> {
     Ok(all)
 }
 
+/// The connections that the plugin makes itself.
+#[derive(Debug)]
+struct Probes {
+    /// Empty without probes.
+    to: Vec<SocketAddr>,
+    /// The Pod from which they are made; `None`: each node.
+    client: Option<Key>,
+}
+
+/// Fails unless the cluster has ephemeral containers, and the user may add one to this Pod.
+async fn prepare(pod: &Key, session: &Session, printer: &mut Printer) -> anyhow::Result<()> {
+    session.require(permissions::to_connect_from(&pod.namespace), printer).await?;
+    if !client_pod::is_supported(&session.client).await? {
+        return Err(ClientError::NotSupported)
+            .hint(|| format!("--client pod/{pod} --probe connects from the node of that Pod"));
+    }
+    Ok(())
+}
+
 /// Asks before it connects. Without a terminal the flag is the consent.
-fn agree(probed: &[SocketAddr], nodes: &[String]) -> anyhow::Result<()> {
+fn agree(probed: &[SocketAddr], nodes: &[String], client: Option<&Key>) -> anyhow::Result<()> {
     if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
         return Ok(());
     }
-    let connections = probed.len() * nodes.len();
     let places: Vec<String> = probed.iter().map(ToString::to_string).collect();
+    let places = list(&places);
+    let plan = match client {
+        Some(pod) => format!(
+            "add an ephemeral container to the Pod {pod}, where it stays in the spec, and connect from it once to {places}"
+        ),
+        None => format!(
+            "make {}, to {places} from each of the nodes {}, and close them at once",
+            count(probed.len() * nodes.len(), "connection"),
+            list(nodes)
+        ),
+    };
     let mut err = io::stderr().lock();
-    write!(
-        err,
-        "viptrace will make {}, to {} from each of the nodes {}, and close them at once. Go on? [y/N] ",
-        count(connections, "connection"),
-        list(&places),
-        list(nodes)
-    )?;
+    write!(err, "viptrace will {plan}. Go on? [y/N] ")?;
     err.flush()?;
     let mut answer = String::new();
     io::stdin().read_line(&mut answer)?;
@@ -162,7 +197,8 @@ async fn observe(
     seen: &mut Seen,
     stop: &mut Stop,
     duration: Duration,
-    probed: &[SocketAddr],
+    probes: &Probes,
+    session: &Session,
     progress: &Progress,
 ) -> anyhow::Result<()> {
     while !trace.is_settled() {
@@ -170,27 +206,83 @@ async fn observe(
             return Ok(());
         }
     }
-    let attached = trace.attached();
-    if !probed.is_empty() {
-        let places: Vec<String> = probed.iter().map(ToString::to_string).collect();
-        progress.say(&format!("connects to {} from {}", list(&places), list(&attached)));
-        for to in probed {
-            trace.connect(*to).await;
+    let Probes { to, client } = probes;
+    let over = match client {
+        _ if to.is_empty() => {
+            progress.say(&format!("watches the connections of its clients for {} s", duration.as_secs_f64()));
+            false
         }
-        let until = Instant::now() + PROBED;
-        while seen.probes.len() < probed.len() * attached.len() && Instant::now() < until {
-            if trace.turn(seen, stop, Some(until)).await? && Instant::now() < until {
-                return Ok(());
-            }
-        }
+        Some(pod) => connect_from(pod, to, trace, seen, stop, session, progress).await?,
+        None => connect_from_nodes(to, trace, seen, stop, progress).await?,
+    };
+    if over {
+        return Ok(());
     }
-    let pause = if probed.is_empty() { duration } else { JUDGED.min(duration) };
-    if probed.is_empty() {
-        progress.say(&format!("watches the connections of its clients for {} s", pause.as_secs_f64()));
-    }
+    let pause = if to.is_empty() { duration } else { JUDGED.min(duration) };
     let until = Instant::now() + pause;
     while !trace.turn(seen, stop, Some(until)).await? {}
     Ok(())
+}
+
+/// Connects from each node. True if the trace is over.
+async fn connect_from_nodes(
+    probed: &[SocketAddr],
+    trace: &mut Traces<'_>,
+    seen: &mut Seen,
+    stop: &mut Stop,
+    progress: &Progress,
+) -> anyhow::Result<bool> {
+    let attached = trace.attached();
+    let places: Vec<String> = probed.iter().map(ToString::to_string).collect();
+    progress.say(&format!("connects to {} from {}", list(&places), list(&attached)));
+    for to in probed {
+        trace.connect(*to).await;
+    }
+    let until = Instant::now() + PROBED;
+    while seen.probes.len() < probed.len() * attached.len() && Instant::now() < until {
+        if trace.turn(seen, stop, Some(until)).await? && Instant::now() < until {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Connects from a client's Pod. True if the trace is over.
+async fn connect_from(
+    pod: &Key,
+    probed: &[SocketAddr],
+    trace: &mut Traces<'_>,
+    seen: &mut Seen,
+    stop: &mut Stop,
+    session: &Session,
+    progress: &Progress,
+) -> anyhow::Result<bool> {
+    let places: Vec<String> = probed.iter().map(ToString::to_string).collect();
+    progress.say(&format!("connects to {} from an ephemeral container in {pod}", list(&places)));
+    let node = trace.attached().into_iter().next().unwrap_or_default();
+    let (client, pods, run) = (session.client.clone(), &session.pods, session.run().to_owned());
+    let (image, patience) = (pods.options().image, pods.pod_timeout);
+    let (pod_of_task, to) = (pod.clone(), probed.to_vec());
+    let connecting =
+        tokio::spawn(
+            async move { client_pod::connect(&client, &pod_of_task, &image, &run, &to, patience).await },
+        );
+    while !connecting.is_finished() {
+        let until = Instant::now() + TURN;
+        if trace.turn(seen, stop, Some(until)).await? && Instant::now() < until {
+            return Ok(true);
+        }
+    }
+    match connecting.await? {
+        Ok(connections) => {
+            for connection in connections {
+                seen.add_probe(&node, Some(pod.to_string()), connection);
+            }
+        }
+        // The checks may still answer.
+        Err(error) => seen.warnings.push(error.to_string()),
+    }
+    Ok(false)
 }
 
 /// What the trace has shown.
@@ -209,6 +301,18 @@ impl Seen {
         let verdict = &causes.iter().find(|cause| cause.verdict.class.is_fault())?.verdict;
         let (node, is_observed) = trace.node_of(verdict.flow.endpoint?.ip(), verdict.flow.started)?;
         self.ends.of(verdict, &node, is_observed)
+    }
+}
+
+impl Seen {
+    fn add_probe(&mut self, node: &str, pod: Option<String>, connection: Connection) {
+        let (is_established, result) = match connection.result {
+            Connected::Established => (true, "established".to_owned()),
+            Connected::Refused => (false, "refused".to_owned()),
+            Connected::TimedOut => (false, "no answer".to_owned()),
+            Connected::Failed(why) => (false, why),
+        };
+        self.probes.push(Probe::new(node, pod, connection.to, is_established, result, connection.took));
     }
 }
 
@@ -233,13 +337,7 @@ impl Results for Seen {
     }
 
     fn connected(&mut self, node: &str, connection: Connection) {
-        let (is_established, result) = match connection.result {
-            Connected::Established => (true, "established".to_owned()),
-            Connected::Refused => (false, "refused".to_owned()),
-            Connected::TimedOut => (false, "no answer".to_owned()),
-            Connected::Failed(why) => (false, why),
-        };
-        self.probes.push(Probe::new(node, connection.to, is_established, result, connection.took));
+        self.add_probe(node, None, connection);
     }
 
     fn attached(&mut self, _: &str, _: usize) -> anyhow::Result<()> {
