@@ -22,6 +22,7 @@ const READY: Duration = Duration::from_mins(2);
 const ETCD: &str = "http://127.0.0.1:2379";
 const ETCD_PEERS: &str = "http://127.0.0.1:2380";
 /// The user with which the API server passes requests on to an API that another server serves.
+const API_SERVER: &str = "kube-apiserver";
 const FRONT_PROXY: &str = "front-proxy";
 
 /// The running control plane.
@@ -64,7 +65,7 @@ impl ControlPlane {
         };
         let mut plane = Self { processes: Vec::new(), kubeconfig };
         plane.processes.push(start("etcd", etcd, etcd_arguments(&state.join("etcd")))?);
-        plane.processes.push(part("kube-apiserver", api_server(&files, binaries.version, authority)?)?);
+        plane.processes.push(part(API_SERVER, api_server(&files, binaries.version, authority)?)?);
         plane.wait_until_ready(network, binaries)?;
         plane
             .processes
@@ -80,6 +81,15 @@ impl ControlPlane {
     /// The administrator's kubeconfig.
     pub(crate) fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
+    }
+
+    /// Sends the API server a signal, by its name without `SIG`.
+    pub(crate) fn signal_api_server(&self, signal: &str) -> Result<()> {
+        let server = self.processes.iter().find(|process| process.name() == API_SERVER);
+        let id = server.context("the API server was not started")?.id();
+        // The shell's own `kill`: the program is a package of its own.
+        let kill = format!("kill -s {signal} {id}");
+        Call::new("signal the API server", "sh").args(["-c", &kill]).read().map(drop)
     }
 
     /// Fails if a part has ended.

@@ -293,6 +293,16 @@ impl Cluster {
         self.nodes.iter_mut().try_for_each(Node::check)
     }
 
+    /// The API server keeps its connections and answers nothing.
+    pub(crate) fn pause_api_server(&self) -> Result<()> {
+        self.control_plane.signal_api_server("STOP")
+    }
+
+    /// The API server goes on.
+    pub(crate) fn resume_api_server(&self) -> Result<()> {
+        self.control_plane.signal_api_server("CONT")
+    }
+
     pub(crate) fn nodes(&self) -> &[Node] {
         &self.nodes
     }

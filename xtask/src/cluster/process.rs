@@ -35,6 +35,10 @@ impl Process {
         Ok(Self { name: name.to_owned(), child, log: log.to_owned() })
     }
 
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }

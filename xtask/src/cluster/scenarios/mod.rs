@@ -6,6 +6,7 @@
 mod check;
 mod healthy;
 mod kube_proxy_stopped;
+mod outages;
 mod plugin;
 mod rollout;
 mod workload;
@@ -35,6 +36,9 @@ const SCENARIOS: &[Scenario] = &[
     Scenario { name: "rollout", run: rollout::run },
     Scenario { name: "why", run: plugin::why },
     Scenario { name: "plugin-failures", run: plugin::failures },
+    Scenario { name: "plugin-with-agent", run: outages::with_agent },
+    // The last one: it leaves a node's kernel locked down.
+    Scenario { name: "plugin-outages", run: outages::outages },
 ];
 
 /// Runs the scenarios that `filter` selects, and prints a line for each.

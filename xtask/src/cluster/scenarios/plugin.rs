@@ -13,6 +13,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 
 use super::super::Cluster;
+use super::super::binaries::Version;
 use super::workload::Workload;
 use crate::place::Place;
 
@@ -22,20 +23,22 @@ const RUN: Duration = Duration::from_mins(3);
 const REMOVED: Duration = Duration::from_mins(1);
 /// The longest time until a change has reached the rules or the kernel.
 const CHANGE: Duration = Duration::from_mins(1);
+/// The first release with ephemeral containers by default.
+const EPHEMERAL_CONTAINERS: Version = Version::new(1, 23);
 const SELECTOR: &str = "--selector=app.kubernetes.io/managed-by=kubectl-viptrace";
 /// The exit status with faults.
-const FAULTS: i32 = 3;
+pub(super) const FAULTS: i32 = 3;
 
 /// The result of a run of the plugin.
 #[derive(Debug)]
-struct Ran {
-    exit: Option<i32>,
-    out: String,
-    err: String,
+pub(super) struct Ran {
+    pub(super) exit: Option<i32>,
+    pub(super) out: String,
+    pub(super) err: String,
 }
 
 impl Ran {
-    fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         format!("{}\n{}", self.out.trim(), self.err.trim())
     }
 }
@@ -53,11 +56,11 @@ fn program(cluster: &Cluster) -> Result<PathBuf> {
 }
 
 /// Runs the plugin to its end.
-fn run_plugin(cluster: &Cluster, words: &[&str]) -> Result<Ran> {
+pub(super) fn run_plugin(cluster: &Cluster, words: &[&str]) -> Result<Ran> {
     finish(command(cluster, words)?)
 }
 
-fn command(cluster: &Cluster, words: &[&str]) -> Result<Command> {
+pub(super) fn command(cluster: &Cluster, words: &[&str]) -> Result<Command> {
     let mut command = cluster.command("timeout");
     command.arg(RUN.as_secs().to_string()).arg(program(cluster)?).args(words).stdin(Stdio::null());
     Ok(command)
@@ -70,7 +73,7 @@ fn finish(mut command: Command) -> Result<Ran> {
 }
 
 /// Fails if a Pod of the plugin is left.
-fn expect_no_pod(cluster: &mut Cluster) -> Result<()> {
+pub(super) fn expect_no_pod(cluster: &mut Cluster) -> Result<()> {
     cluster.wait_for("the removal of the plugin's Pods", REMOVED, |cluster| {
         let pods = cluster.kubectl(["get", "pods", "--all-namespaces", SELECTOR, "--output=name"])?;
         Ok(pods.trim().is_empty().then_some(()))
@@ -307,7 +310,7 @@ fn knock(cluster: &Cluster, service: &str) -> Result<std::process::Child> {
     command.spawn().context("could not start the client outside the cluster")
 }
 
-fn patch(cluster: &mut Cluster, namespace: &str, patch: &str) -> Result<()> {
+pub(super) fn patch(cluster: &mut Cluster, namespace: &str, patch: &str) -> Result<()> {
     cluster.kubectl(["--namespace", namespace, "patch", "service", "web", "--patch", patch]).map(drop)
 }
 
@@ -369,11 +372,12 @@ pub(super) fn failures(cluster: &mut Cluster, namespace: &str) -> Result<()> {
     without_image(cluster, &service)?;
     without_permission(cluster, &service, namespace)?;
     dry_run(cluster, &service)?;
+    from_client(cluster, &service, namespace)?;
     killed(cluster, &service)?;
     two_at_once(cluster, &service)
 }
 
-fn expect(ran: &Ran, exit: i32, parts: &[&str]) -> Result<()> {
+pub(super) fn expect(ran: &Ran, exit: i32, parts: &[&str]) -> Result<()> {
     let text = ran.text();
     if let Some(part) = parts.iter().find(|part| !text.contains(**part)) {
         bail!("the output lacks {part:?}; exit {:?}:\n{text}", ran.exit);
@@ -407,6 +411,18 @@ fn without_permission(cluster: &mut Cluster, service: &str, namespace: &str) -> 
 fn dry_run(cluster: &mut Cluster, service: &str) -> Result<()> {
     let ran = run_plugin(cluster, &["trace", service, "--dry-run=client", "-o", "yaml"])?;
     expect(&ran, 0, &["kind: Pod", "nodeName: node1", "nodeName: node2", "hostNetwork: true"])?;
+    expect_no_pod(cluster)
+}
+
+/// A connection from inside a client, where the cluster has ephemeral containers; elsewhere a clear sentence.
+fn from_client(cluster: &mut Cluster, service: &str, namespace: &str) -> Result<()> {
+    let client = format!("pod/{namespace}/client");
+    let ran = run_plugin(cluster, &["why", service, "--probe-from", &client, "--yes"])?;
+    if cluster.binaries.version < EPHEMERAL_CONTAINERS {
+        expect(&ran, 1, &["this cluster has no ephemeral containers", "--probe connects from the node"])?;
+    } else {
+        expect(&ran, 0, &["nothing wrong with", &format!("from {namespace}/client to"), ": established"])?;
+    }
     expect_no_pod(cluster)
 }
 

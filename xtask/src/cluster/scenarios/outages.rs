@@ -1,0 +1,126 @@
+//! `kubectl viptrace` while a part of the cluster is away: each run ends with a clear sentence, and no Pod is left behind.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead as _, BufReader};
+use std::process::Stdio;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+
+use super::super::Cluster;
+use super::plugin::{FAULTS, Ran, command, expect, expect_no_pod, patch, run_plugin};
+use super::workload::{PODS, Workload};
+
+const AGENT: &str = include_str!("../../../../deploy/viptrace.yaml");
+/// The longest time until a Node's condition has changed: the controller waits 40 s for a lease.
+const CONDITION: Duration = Duration::from_mins(3);
+
+/// Where the agent runs, `trace` reads it and creates nothing.
+pub(super) fn with_agent(cluster: &mut Cluster, namespace: &str) -> Result<()> {
+    let workload = Workload::create(cluster, namespace)?;
+    cluster.apply(AGENT)?;
+    let limit = format!("--timeout={}s", PODS.as_secs());
+    let done = cluster
+        .kubectl(["--namespace", "viptrace", "rollout", "status", "daemonset/viptrace", &limit])
+        .and_then(|_| read_agents(cluster, &workload, namespace));
+    cluster.kubectl(["delete", "namespace", "viptrace", "--wait=false"])?;
+    done
+}
+
+fn read_agents(cluster: &mut Cluster, workload: &Workload<'_>, namespace: &str) -> Result<()> {
+    let service = format!("{namespace}/web");
+    let before = started_pods(cluster)?;
+    patch(cluster, namespace, r#"{"spec":{"selector":{"app":"nobody"}}}"#)?;
+    workload.start_load(cluster)?;
+    let ran = run_plugin(cluster, &["trace", &service, "--duration", "20s"]);
+    workload.stop_load(cluster)?;
+    patch(cluster, namespace, r#"{"spec":{"selector":{"app":"web"}}}"#)?;
+    expect(&ran?, FAULTS, &["reads the agent on node1 and node2", "FAULT C20", "node1"])?;
+    let after = started_pods(cluster)?;
+    ensure!(after == before, "beside the agents, the plugin started Pods: {before:?}, then {after:?}");
+    Ok(())
+}
+
+/// The names of the Pods in the plugin's namespace that have had an event.
+fn started_pods(cluster: &Cluster) -> Result<BTreeSet<String>> {
+    let names = "jsonpath={.items[*].involvedObject.name}";
+    let pods = "--field-selector=involvedObject.kind=Pod";
+    let listed = cluster.kubectl(["--namespace", "kube-system", "get", "events", pods, "--output", names])?;
+    Ok(listed.split_whitespace().map(ToOwned::to_owned).collect())
+}
+
+/// A node that is not Ready, an API server that does not answer any more, and a kernel that refuses to be traced.
+pub(super) fn outages(cluster: &mut Cluster, namespace: &str) -> Result<()> {
+    Workload::create(cluster, namespace)?;
+    let service = format!("{namespace}/web");
+    api_server_away(cluster, &service)?;
+    not_ready(cluster, &service)?;
+    // The guest's kernel stays as it is then.
+    locked_down(cluster, &service)
+}
+
+fn api_server_away(cluster: &mut Cluster, service: &str) -> Result<()> {
+    let mut child = command(cluster, &["trace", service, "--duration", "15s"])?
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("could not start the plugin")?;
+    let mut out = child.stdout.take().context("the plugin has no standard output")?;
+    let out = thread::spawn(move || std::io::read_to_string(&mut out));
+    let lines = BufReader::new(child.stderr.take().context("the plugin has no standard error")?).lines();
+    let (mut said, mut attached) = (String::new(), 0);
+    for line in lines {
+        let line = line.context("could not read what the plugin prints")?;
+        attached += usize::from(line.contains("tracing "));
+        if attached == 2 && line.contains("tracing ") {
+            cluster.pause_api_server()?;
+        }
+        said.push_str(&line);
+        said.push('\n');
+    }
+    let status = child.wait().context("could not wait for the plugin");
+    cluster.resume_api_server()?;
+    let out = out.join().map_err(|_| anyhow::anyhow!("the reader of the plugin's output panicked"))?;
+    let ran = Ran { exit: status?.code(), out: out.unwrap_or_default(), err: said };
+    ensure!(attached == 2, "the trace did not begin on both nodes:\n{}", ran.text());
+    // Both nodes' results are lost, which is no "nothing is broken".
+    ensure!(matches!(ran.exit, Some(1 | 4)), "exit {:?}:\n{}", ran.exit, ran.text());
+    for node in ["node1", "node2"] {
+        ensure!(
+            ran.text().contains(&format!("{node}: ")),
+            "the output does not name {node}:\n{}",
+            ran.text()
+        );
+    }
+    let what = "the API server after its pause";
+    cluster.wait_for(what, CONDITION, |cluster| Ok(cluster.kubectl(["get", "nodes"]).ok()))?;
+    expect_no_pod(cluster)
+}
+
+fn not_ready(cluster: &mut Cluster, service: &str) -> Result<()> {
+    cluster.nodes()[0].run(&["pkill", "-STOP", "-x", "kubelet"])?;
+    let ran = cluster
+        .wait_for("node1 to be no longer Ready", CONDITION, |cluster| is_ready(cluster, "node1", false))
+        .and_then(|()| run_plugin(cluster, &["check", service, "--all-nodes"]));
+    cluster.nodes()[0].run(&["pkill", "-CONT", "-x", "kubelet"])?;
+    cluster.wait_for("node1 to be Ready again", CONDITION, |cluster| is_ready(cluster, "node1", true))?;
+    expect(&ran?, 4, &["node1", "not Ready"])?;
+    expect_no_pod(cluster)
+}
+
+fn is_ready(cluster: &Cluster, node: &str, wanted: bool) -> Result<Option<()>> {
+    let path = r#"jsonpath={.status.conditions[?(@.type=="Ready")].status}"#;
+    let status = cluster.kubectl(["get", "node", node, "--output", path])?;
+    Ok(((status == "True") == wanted).then_some(()))
+}
+
+/// Kernel lockdown forbids what eBPF programs need to read the kernel.
+fn locked_down(cluster: &mut Cluster, service: &str) -> Result<()> {
+    let lock = "mount -t securityfs securityfs /sys/kernel/security 2>/dev/null; \
+        echo confidentiality >/sys/kernel/security/lockdown";
+    cluster.nodes()[1].run(&["sh", "-c", lock])?;
+    let ran = run_plugin(cluster, &["trace", service, "--duration", "5s", "--node", "node2"])?;
+    expect(&ran, 1, &["node2", "lockdown"])?;
+    expect_no_pod(cluster)
+}
