@@ -22,7 +22,7 @@ use source::SourceArgs;
 pub(crate) use source::own_name;
 
 use crate::{
-    cli::{node::NodeArgs, target::Target},
+    cli::target::Target,
     kernel::plan::Tiers,
     parse::units,
     report::{Form, Output, Verbosity, View, printer::ColorChoice},
@@ -343,6 +343,14 @@ impl TraceArgs {
             buffer_bytes: self.buffer,
         })
     }
+}
+
+/// The arguments of what the plugin runs on a node.
+#[derive(Debug, Args)]
+pub struct NodeArgs {
+    /// Only wait until standard input ends
+    #[arg(long)]
+    pub hold: bool,
 }
 
 /// A hook by its kernel name.
