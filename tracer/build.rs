@@ -20,6 +20,10 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-env-changed=VIPTRACE_BPF_LINKER");
     println!("cargo::rustc-check-cfg=cfg(viptrace_without_bpf)");
+    // Only the verbs that need a node's kernel load the object, and they exist on Linux only.
+    if env::var_os("CARGO_CFG_TARGET_OS").is_none_or(|system| system != "linux") {
+        return;
+    }
 
     let out = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default());
     match build(&out) {

@@ -4,6 +4,14 @@
 //! into connections; [`diagnosis`] joins each flow with the [`cluster`]'s history and the [`node`]'s state and
 //! yields a [`verdict`]; [`report`] prints it. `sighting`, `flow`, `diagnosis`, `verdict` and the cluster's history
 //! do no I/O and know no clock but the sightings'.
+//!
+//! The plugin and the verbs that read files run on every system. Code that needs the Linux kernel is behind
+//! `cfg(target_os = "linux")`: modules of [`kernel`] and of [`cli`].
+
+#![cfg_attr(
+    not(target_os = "linux"),
+    expect(dead_code, unused_imports, reason = "the verbs that need a node's kernel use them")
+)]
 
 pub mod agent;
 pub mod cli;
@@ -15,6 +23,7 @@ pub mod kernel;
 pub mod net;
 pub mod node;
 pub mod parse;
+mod platform;
 pub mod plugin;
 pub mod recording;
 pub mod report;

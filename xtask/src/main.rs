@@ -24,6 +24,7 @@ mod memory;
 mod modules;
 mod oci;
 mod place;
+mod portable;
 mod printer;
 mod replay;
 mod scoreboard;
@@ -73,6 +74,8 @@ enum Verb {
     /// Serve discovery.k8s.io/v1 for an API server without it; `cluster` starts this
     #[command(name = cluster::slices::VERB, hide = true)]
     ServeSlices(cluster::slices::Options),
+    /// Compile viptrace for macOS and Windows, where the plugin runs, without linking it
+    Portable,
     /// Write deploy/viptrace.yaml from the chart
     Render,
     /// Fill target/dist with the contents of a package (static binary, man pages, completions, licence, checksums) and
@@ -94,6 +97,7 @@ fn main() -> ExitCode {
         Verb::Fuzz(options) => fuzz::run(&printer, options),
         Verb::Shell(options) => shell::run(&printer, options),
         Verb::ServeSlices(options) => cluster::slices::serve(options).map(|()| true),
+        Verb::Portable => Ok(portable::run(&printer)),
         Verb::Render => deploy::write_plain(&printer).map(|()| true),
         Verb::Dist => dist::run(&printer).map(|()| true),
     };

@@ -47,6 +47,11 @@ impl Place {
         self.target.join("toolchain")
     }
 
+    /// The target folder of the checks for other systems.
+    pub(crate) fn portable(&self) -> PathBuf {
+        self.target.join("portable")
+    }
+
     pub(crate) fn guest(&self) -> PathBuf {
         self.target.join("guest")
     }

@@ -31,11 +31,12 @@ pub(crate) fn tools(printer: &Printer, place: &Place, packages: &[&[&str]]) -> R
         let free = disk::require(&place.target, if warm { disk::WARM_BYTES } else { disk::COLD_BYTES })?;
         Ok(Outcome::Done(format!("{} free for {}", disk::gigabytes(free), place.target.display())))
     })?;
-    printer.step("packages", || {
-        let all: Vec<&str> = toolchain::packages().into_iter().chain(packages.concat()).collect();
-        apt::ensure(&all)
-    })?;
+    self::packages(printer, &toolchain::packages().into_iter().chain(packages.concat()).collect::<Vec<_>>())?;
     printer.step("bpf-linker", || toolchain::ensure_bpf_linker(place))
+}
+
+pub(crate) fn packages(printer: &Printer, all: &[&str]) -> Result<()> {
+    printer.step("packages", || apt::ensure(all))
 }
 
 pub(crate) fn kernels(printer: &Printer, place: &Place, all: &[&Series]) -> Result<()> {

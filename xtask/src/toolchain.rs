@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result};
 use crate::apt;
 use crate::call::Call;
 use crate::disk;
-use crate::place::{Place, cargo};
+use crate::place::{Place, apart, cargo};
 use crate::printer::Outcome;
 
 /// bpf-linker reads rustc's bitcode, so its LLVM must be at least as new: LLVM 22 is right for rustc 1.95 to 1.97.
@@ -34,6 +34,16 @@ fn has_nightly_with_source() -> bool {
         .args(["run", "nightly", "rustc", "--print", "sysroot"])
         .read();
     sysroot.is_ok_and(|path| Path::new(path.trim()).join("lib/rustlib/src/rust/library/Cargo.lock").is_file())
+}
+
+/// A cargo that takes unstable options and can compile the standard library: that of [`packages`].
+pub(crate) fn unstable_cargo(what: impl Into<String>) -> Call {
+    if has_nightly_with_source() {
+        return apart(Call::new(what, "rustup").args(["run", "nightly", "cargo"]))
+            .without_env("RUSTC")
+            .without_env("RUSTUP_TOOLCHAIN");
+    }
+    cargo(what).env("RUSTC", "/usr/bin/rustc").env("RUSTC_BOOTSTRAP", "1")
 }
 
 /// Builds bpf-linker once and keeps it below the target folder.

@@ -7,7 +7,6 @@
 
 use std::{
     fs, io,
-    os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
     sync::mpsc::{self, Receiver, Sender},
     thread,
@@ -22,6 +21,7 @@ use super::{
 };
 use crate::{
     error::sentence,
+    platform,
     recording::{self, End, Finished, Header, Recorded, Recorder},
     time::Timestamp,
 };
@@ -309,7 +309,7 @@ fn begin(
 /// The path of the next segment: after the highest number.
 fn next_path(folder: &Path, now: Timestamp) -> io::Result<PathBuf> {
     if !folder.is_dir() {
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        platform::private_folder(&mut fs::DirBuilder::new()).recursive(true).create(folder)?;
     }
     let last = segments(folder, None)?.last().and_then(|segment| number(&segment.name)).unwrap_or_default();
     let time: String = now.to_the_millisecond().chars().filter(|c| !matches!(c, '-' | ':' | '.')).collect();

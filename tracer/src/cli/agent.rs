@@ -20,7 +20,7 @@ use crate::{
         Outcome, ResultExt as _,
         args::{AgentArgs, AgentVerb, StreamArgs, own_name},
         block_on,
-        trace::Stop,
+        stop::Stop,
     },
     kernel::allocator,
     report::{OutputError, Printer},

@@ -5,7 +5,7 @@ mod check;
 mod path;
 mod source;
 
-use std::{ops::RangeInclusive, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, ops::RangeInclusive, path::PathBuf, time::Duration};
 
 use clap::{
     ArgAction, Args, CommandFactory, Parser, Subcommand, ValueEnum,
@@ -22,7 +22,7 @@ use source::SourceArgs;
 pub(crate) use source::own_name;
 
 use crate::{
-    cli::{node::NodeArgs, target::Target},
+    cli::target::Target,
     kernel::plan::Tiers,
     parse::units,
     report::{Form, Output, Verbosity, View, printer::ColorChoice},
@@ -360,22 +360,22 @@ impl TraceArgs {
     }
 }
 
-/// The flows that `viptrace top` shows.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TopOptions {
-    Trace(Box<TraceOptions>),
-    Recording(ReplayOptions),
-}
-
 impl TopArgs {
-    /// Resolves the arguments to options; the error is a usage error.
-    pub fn resolve(self) -> Result<TopOptions, clap::Error> {
+    /// Whether it shows a recording, and needs no kernel.
+    pub(crate) fn has_recording(&self) -> bool {
+        self.recording.is_some()
+    }
+
+    /// Resolves the arguments to the options of a replay; the error is a usage error.
+    pub(crate) fn resolve_recording(self) -> Result<ReplayOptions, clap::Error> {
         let target = target("top", self.target.as_deref(), self.namespace.as_deref())?;
-        let form = Form::default();
-        Ok(match self.recording {
-            Some(file) => TopOptions::Recording(ReplayOptions { file, target, form }),
-            None => TopOptions::Trace(Box::new(self.run.resolve(target, form))),
-        })
+        Ok(ReplayOptions { file: self.recording.unwrap_or_default(), target, form: Form::default() })
+    }
+
+    /// Resolves the arguments to the options of a trace; the error is a usage error.
+    pub(crate) fn resolve(self) -> Result<TraceOptions, clap::Error> {
+        let target = target("top", self.target.as_deref(), self.namespace.as_deref())?;
+        Ok(self.run.resolve(target, Form::default()))
     }
 }
 
@@ -400,6 +400,17 @@ impl RunArgs {
             buffer_bytes: self.buffer,
         }
     }
+}
+
+/// The arguments of what the plugin runs on a node.
+#[derive(Debug, Args)]
+pub struct NodeArgs {
+    /// Only wait until standard input ends
+    #[arg(long)]
+    pub hold: bool,
+    /// Only connect to these addresses, and leave the results as the container's termination message
+    #[arg(long, value_name = "IP:PORT,…", value_delimiter = ',', conflicts_with = "hold")]
+    pub connect: Vec<SocketAddr>,
 }
 
 /// A hook by its kernel name.

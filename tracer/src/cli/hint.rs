@@ -4,25 +4,26 @@ use std::{error::Error, fmt};
 
 use crate::{
     agent::{config::ConfigError, stream::client::StreamError},
-    cli::check::Obstacle,
     cluster::{AccessError, FolderError, OpenError as ClusterError, SyncError},
     diagnosis::path::NoPacket,
     error::Hint,
-    kernel::{attach::AttachError, running::KernelError},
+    kernel::running::KernelError,
     plugin::visit::VisitError,
     recording::{CreateError, OpenError as RecordingError},
 };
 
 /// Every library error that has a hint.
-const KNOWN: [fn(&(dyn Error + 'static)) -> Option<String>; 14] = [
+const KNOWN: &[fn(&(dyn Error + 'static)) -> Option<String>] = &[
     hint_of::<Hinted>,
-    hint_of::<Obstacle>,
+    #[cfg(target_os = "linux")]
+    hint_of::<crate::cli::check::kernel::Obstacle>,
     hint_of::<ClusterError>,
     hint_of::<AccessError>,
     hint_of::<FolderError>,
     hint_of::<SyncError>,
     hint_of::<KernelError>,
-    hint_of::<AttachError>,
+    #[cfg(target_os = "linux")]
+    hint_of::<crate::kernel::attach::AttachError>,
     hint_of::<CreateError>,
     hint_of::<RecordingError>,
     hint_of::<NoPacket>,
@@ -84,6 +85,7 @@ mod tests {
     use anyhow::Context as _;
 
     use super::*;
+    use crate::kernel::attach::AttachError;
 
     #[test]
     fn the_hint_is_found_below_other_context() {

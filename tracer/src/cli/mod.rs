@@ -3,21 +3,29 @@
 //! Exit status: 0 nothing broken, 1 could not run, 2 usage, 3 faults found, 4 (replays, checks and paths) nothing broken
 //! in what could be read. A closed output is not a failure.
 
-mod agent;
 pub mod args;
 mod capture;
 pub(crate) mod check;
 pub(crate) mod explain;
 mod hint;
 pub mod kubectl;
-mod node;
 mod pages;
 mod path;
 mod replay;
 mod schema;
 mod show;
+mod stop;
 pub mod target;
 mod top;
+
+// The verbs that attach to the kernel, and the sentence in their place.
+#[cfg(target_os = "linux")]
+mod agent;
+#[cfg(any(test, not(target_os = "linux")))]
+mod elsewhere;
+#[cfg(target_os = "linux")]
+mod node;
+#[cfg(target_os = "linux")]
 pub(crate) mod trace;
 
 use std::{
@@ -82,36 +90,41 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let printer = Printer::new(verbosity, cli.global.color);
     log_to_stderr(verbosity);
 
-    let result = match cli.verb {
-        Verb::Trace(args) => match args.resolve() {
-            Ok(options) => trace::run(&options, printer),
-            Err(error) => return usage(&error),
-        },
-        Verb::Top(args) => match args.resolve() {
-            Ok(options) => top::run(&options, printer),
-            Err(error) => return usage(&error),
-        },
-        Verb::Agent(args) => agent::run(&args, printer),
-        Verb::Replay(args) => match args.resolve() {
-            Ok(options) => replay::run(&options, printer),
-            Err(error) => return usage(&error),
-        },
-        Verb::Check(args) if args.kernel => check::run(args.attach.into(), printer),
-        Verb::Check(args) => match args.resolve() {
-            Ok(options) => check::audit::run(&options, printer),
-            Err(error) => return usage(&error),
-        },
-        Verb::Path(args) => match args.resolve() {
-            Ok(options) => path::run(&options, printer),
-            Err(error) => return usage(&error),
-        },
-        Verb::Capture(args) => capture::run(&args.resolve(), printer),
+    match run_verb(cli.verb, printer) {
+        Ok(result) => end(result, &cli.global),
+        Err(error) => usage(&error),
+    }
+}
+
+/// Runs a verb; the outer error is a usage error. The verbs that observe the node on which they run do so on Linux.
+fn run_verb(verb: Verb, printer: Printer) -> Result<anyhow::Result<Outcome>, clap::Error> {
+    Ok(match verb {
+        Verb::Replay(args) => replay::run(&args.resolve()?, printer),
+        Verb::Top(args) if args.has_recording() => top::recording(&args.resolve_recording()?, printer),
+        Verb::Check(args) if args.has_folder() => check::audit::run(&args.resolve()?, printer),
+        Verb::Path(args) if args.has_folder() => path::run(&args.resolve()?, printer),
         Verb::Explain(args) => explain::run(&args, printer),
         Verb::Schema(args) => schema::run(&args, printer),
         Verb::Pages(args) => pages::run(&args),
+        #[cfg(not(target_os = "linux"))]
+        verb => elsewhere::refuse(&verb),
+        #[cfg(target_os = "linux")]
+        Verb::Trace(args) => trace::run(&args.resolve()?, printer),
+        #[cfg(target_os = "linux")]
+        Verb::Top(args) => top::trace(&args.resolve()?, printer),
+        #[cfg(target_os = "linux")]
+        Verb::Agent(args) => agent::run(&args, printer),
+        #[cfg(target_os = "linux")]
+        Verb::Check(args) if args.kernel => check::kernel::run(args.attach.into(), printer),
+        #[cfg(target_os = "linux")]
+        Verb::Check(args) => check::audit::run(&args.resolve()?, printer),
+        #[cfg(target_os = "linux")]
+        Verb::Path(args) => path::run(&args.resolve()?, printer),
+        #[cfg(target_os = "linux")]
+        Verb::Capture(args) => capture::run(&args.resolve(), printer),
+        #[cfg(target_os = "linux")]
         Verb::Node(args) => node::run(&args),
-    };
-    end(result, &cli.global)
+    })
 }
 
 /// The exit status of a verb, once its error is printed.

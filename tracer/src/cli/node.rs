@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use clap::{Args, Parser as _};
+use clap::Parser as _;
 use futures::StreamExt as _;
 use tokio::{
     io::{self, AsyncReadExt as _},
@@ -21,9 +21,10 @@ use tokio::{
 use crate::{
     cli::{
         Outcome,
-        args::{Cli, TraceOptions, Verb},
+        args::{Cli, NodeArgs, TraceOptions, Verb},
         block_on, hint,
-        trace::{Sink, Stop, Trace},
+        stop::Stop,
+        trace::{Sink, Trace},
     },
     cluster::{self, Opened},
     error::sentence,
@@ -46,16 +47,6 @@ const QUEUE: usize = 4096;
 const TERMINATION_MESSAGE: &str = "/dev/termination-log";
 /// The interval of [`Answer::Status`].
 const STATUS: Duration = Duration::from_secs(1);
-
-#[derive(Debug, Args)]
-pub struct NodeArgs {
-    /// Only wait until standard input ends
-    #[arg(long)]
-    pub hold: bool,
-    /// Only connect to these addresses, and leave the results as the container's termination message
-    #[arg(long, value_name = "IP:PORT,…", value_delimiter = ',', conflicts_with = "hold")]
-    pub connect: Vec<SocketAddr>,
-}
 
 /// Does the task of the first line. Errors go to the plugin, as the last line.
 pub(super) fn run(args: &NodeArgs) -> anyhow::Result<Outcome> {

@@ -5,51 +5,48 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 use crate::{
-    cli::{
-        Outcome, ResultExt as _,
-        args::{ReplayOptions, TopOptions},
-        block_on, replay,
-        trace::{Stop, follow},
-    },
-    kernel::allocator,
+    cli::{Outcome, ResultExt as _, args::ReplayOptions, block_on, replay, stop::Stop},
     report::{Form, Printer, Report},
+};
+#[cfg(target_os = "linux")]
+use crate::{
+    cli::{args::TraceOptions, trace::follow},
+    kernel::allocator,
 };
 
 /// A wait without a deadline is repeated.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// Runs until the user ends it.
-pub(super) fn run(options: &TopOptions, printer: Printer) -> anyhow::Result<Outcome> {
-    match options {
-        TopOptions::Trace(options) => {
-            allocator::keep_little();
-            let title = options.target.as_ref().map_or("every Service".to_owned(), ToString::to_string);
-            block_on(2, async {
-                let mut stop = Stop::listen()?;
-                let report = screen(options.form, &title, printer, &mut stop)?;
-                Box::pin(follow(options, report, stop)).await
-            })
-        }
-        TopOptions::Recording(options) => block_on(1, recording(options, printer)),
-    }
+/// Traces until the user ends it.
+#[cfg(target_os = "linux")]
+pub(super) fn trace(options: &TraceOptions, printer: Printer) -> anyhow::Result<Outcome> {
+    allocator::keep_little();
+    let title = options.target.as_ref().map_or("every Service".to_owned(), ToString::to_string);
+    block_on(2, async {
+        let mut stop = Stop::listen()?;
+        let report = screen(options.form, &title, printer, &mut stop)?;
+        Box::pin(follow(options, report, stop)).await
+    })
 }
 
 /// Plays the recording, and keeps its result on the screen.
-async fn recording(options: &ReplayOptions, printer: Printer) -> anyhow::Result<Outcome> {
-    let mut stop = Stop::listen()?;
-    let report = screen(options.form, &options.file.display().to_string(), printer, &mut stop)?;
-    replay::play(options, report, async |report| {
-        while !report.is_over() {
-            report.tick(Instant::now())?;
-            let until = report.deadline().unwrap_or_else(|| Instant::now() + IDLE);
-            tokio::select! {
-                () = stop.wanted() => break,
-                () = tokio::time::sleep_until(until.into()) => {}
+pub(super) fn recording(options: &ReplayOptions, printer: Printer) -> anyhow::Result<Outcome> {
+    block_on(1, async {
+        let mut stop = Stop::listen()?;
+        let report = screen(options.form, &options.file.display().to_string(), printer, &mut stop)?;
+        replay::play(options, report, async |report| {
+            while !report.is_over() {
+                report.tick(Instant::now())?;
+                let until = report.deadline().unwrap_or_else(|| Instant::now() + IDLE);
+                tokio::select! {
+                    () = stop.wanted() => break,
+                    () = tokio::time::sleep_until(until.into()) => {}
+                }
             }
-        }
-        Ok(())
+            Ok(())
+        })
+        .await
     })
-    .await
 }
 
 /// A report on a screen. Once the user ends it, a stop is wanted.

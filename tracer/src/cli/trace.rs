@@ -10,7 +10,6 @@ mod record;
 mod recorder;
 mod sink;
 mod skipped;
-mod stop;
 
 use std::{
     fs, io,
@@ -27,8 +26,10 @@ use crate::{
     cli::{
         Outcome, ResultExt as _,
         args::{ClusterSource, Hooks, TraceOptions},
-        block_on, check,
+        block_on,
+        check::kernel::Kernel,
         show::detail,
+        stop::{Stop, sleep_until},
     },
     cluster::{self, Access, Feed, Opened, Source, Update},
     flow::Limits,
@@ -58,8 +59,6 @@ use record::NewFile;
 use recorder::Exchange;
 use sink::Shown;
 pub(super) use sink::Sink;
-pub(super) use stop::Stop;
-use stop::sleep_until;
 
 /// Flows end one by one. Those that settle within this time of each other are judged together.
 const TOGETHER: Duration = Duration::from_millis(50);
@@ -110,7 +109,7 @@ fn inspect(
     options: &TraceOptions,
     opened: Opened,
     sink: &mut impl Sink,
-) -> anyhow::Result<(Limits, check::Kernel, cluster::Cluster, Feed)> {
+) -> anyhow::Result<(Limits, Kernel, cluster::Cluster, Feed)> {
     let Opened { cluster, feed, warnings } = opened;
     for warning in &warnings {
         sink.warn(&warning.to_string())?;
@@ -123,7 +122,7 @@ fn inspect(
         (None, Hooks::Full) => HookSet::Full,
     };
     let limits = limits::limits(options, &environment);
-    let kernel = check::Kernel::inspect(environment, set, options.attach.into());
+    let kernel = Kernel::inspect(environment, set, options.attach.into());
     if let Some(obstacle) = kernel.obstacle() {
         return Err(obstacle).hint(|| "`viptrace check --kernel` prints the whole plan".to_owned());
     }
@@ -224,7 +223,7 @@ impl<'a> Trace<'a> {
     async fn prepare(
         options: &'a TraceOptions,
         limits: Limits,
-        kernel: check::Kernel,
+        kernel: Kernel,
         cluster: cluster::Cluster,
         feed: Feed,
     ) -> anyhow::Result<Self> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::History;
-use crate::{kernel::recorder::ServiceEnd, time::Timestamp};
+use crate::{kernel::connections::ServiceEnd, time::Timestamp};
 
 impl History {
     /// The Services' own addresses with all their ports, their node ports, and the endpoints on `node` (without a name,

@@ -49,6 +49,8 @@ pub(crate) fn unix_ns() -> u64 {
         .map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
 }
 
+/// `CLOCK_MONOTONIC`.
+#[cfg(target_os = "linux")]
 fn monotonic_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     #[expect(unsafe_code, reason = "std has no access to the raw value of CLOCK_MONOTONIC")]
@@ -61,6 +63,15 @@ fn monotonic_ns() -> u64 {
         .unwrap_or(0)
         .saturating_mul(1_000_000_000)
         .saturating_add(u64::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// A clock that is never stepped. No kernel's events are on it.
+#[cfg(not(target_os = "linux"))]
+fn monotonic_ns() -> u64 {
+    use std::time::Instant;
+
+    static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
+    u64::try_from(BEGAN.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

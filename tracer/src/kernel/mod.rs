@@ -4,24 +4,37 @@
 //! description of itself, `environment` reports what this host allows, `layout` and `plan` decide from both (through
 //! `running`), `attach`, `loader` and `bpf` attach, `modules` watches for modules that come and go, `tracer` reads records,
 //! `messages` reads the programs' log, and `decode` makes sightings. `allocator` bounds the memory that the C library keeps.
+//!
+//! The modules behind `cfg` use the running kernel. The others read what it wrote, also on another system: a recording's
+//! records, and the layout in its header.
 
-pub(crate) mod allocator;
-pub mod attach;
-mod bpf;
 pub mod btf;
 mod clock;
+pub(crate) mod connections;
 pub mod decode;
 mod encode;
 pub mod environment;
-mod keys;
 pub mod layout;
-mod loader;
-mod messages;
-mod modules;
 pub mod plan;
-pub(crate) mod recorder;
 pub mod running;
+
+#[cfg(target_os = "linux")]
+pub(crate) mod allocator;
+#[cfg(target_os = "linux")]
+pub mod attach;
+#[cfg(target_os = "linux")]
+mod bpf;
+#[cfg(target_os = "linux")]
+mod keys;
+#[cfg(target_os = "linux")]
+mod loader;
+#[cfg(target_os = "linux")]
+mod messages;
+#[cfg(target_os = "linux")]
+mod modules;
+#[cfg(target_os = "linux")]
+pub(crate) mod recorder;
+#[cfg(target_os = "linux")]
 pub(crate) mod tracer;
 
 pub(crate) use clock::{now, unix_ns, wall_ahead_ns};
-pub(crate) use tracer::measure_runs;

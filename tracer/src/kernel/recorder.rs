@@ -18,6 +18,7 @@ use tracer_ebpf::{Bucket, BucketKey, CountKey, DECISIONS_PER_SET, End, SUPPRESSE
 use super::{
     attach::AttachError,
     bpf,
+    connections::{Counted, ServiceEnd},
     decode::{AF_INET, AF_INET6, bytes_at, ip_at, u16_at},
     encode::put,
     keys::{self, KeySet},
@@ -107,27 +108,6 @@ impl Numbers {
         loader.map_max_entries(map::SERVICES, self.options.services.max(1));
         loader.map_max_entries(map::BUCKETS, BUCKETS);
     }
-}
-
-/// One end of Services' connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum ServiceEnd {
-    /// All ports of an address: a Service's own.
-    Address(IpAddr),
-    /// One port: of an endpoint on this node.
-    Port(SocketAddr, Protocol),
-    /// One port of all addresses: a node port.
-    NodePort(u16, Protocol),
-}
-
-/// Connections from the clients of one Service port to one endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Counted {
-    /// The destination before NAT.
-    pub(crate) service: SocketAddr,
-    /// The destination behind NAT; the Service's own where nothing was translated.
-    pub(crate) endpoint: SocketAddr,
-    pub(crate) protocol: Protocol,
 }
 
 /// Failures that exceeded a limit.

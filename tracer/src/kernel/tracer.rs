@@ -22,13 +22,14 @@ use tracing::{debug, info, warn};
 use super::{
     attach::{self, AttachError, AttachGap, Attached, Attachment, Options},
     bpf, clock,
+    connections::{Counted, ServiceEnd},
     decode::{self, Decoder},
     environment::Environment,
     layout::Layout,
     messages::Messages,
     modules::{ModuleChange, Modules},
     plan::{HookPlan, State},
-    recorder::{Counted, Recorder, ServiceEnd, Suppressed},
+    recorder::{Recorder, Suppressed},
     running::RunningKernel,
 };
 use crate::{

@@ -3,9 +3,9 @@
 //! Owns the table's text form. Columns are found by name: kernels differ in them, and some columns mislead
 //! (`chainlength` counts chains that were too long; `new`, `ignore` and `delete` stay 0 on 6.x).
 
-use std::{collections::BTreeMap, fmt::Write as _, fs, io, os::unix::fs::MetadataExt as _, path::Path};
+use std::{collections::BTreeMap, fmt::Write as _, fs, io, path::Path};
 
-use crate::node::procfs;
+use crate::{node::procfs, platform::inode};
 
 mod statistics;
 
@@ -118,13 +118,14 @@ pub fn namespaces(root: &Path) -> io::Result<Vec<Namespace>> {
         let folder = entry.path();
         // Only the folders of processes have this file.
         let Ok(meta) = fs::metadata(folder.join("ns/net")) else { continue };
-        if found.contains_key(&meta.ino()) || found.len() >= MAX_NAMESPACES {
+        let netns = inode(&meta);
+        if found.contains_key(&netns) || found.len() >= MAX_NAMESPACES {
             continue;
         }
         let stat = procfs::read_text(&folder.join("net/stat/nf_conntrack")).ok();
         let Some(entries) = stat.and_then(|text| Counters::parse(&text)?.entries()) else { continue };
         let process = procfs::read_text(&folder.join("comm")).unwrap_or_default().trim().to_owned();
-        found.insert(meta.ino(), Namespace { netns: meta.ino(), entries, process });
+        found.insert(netns, Namespace { netns, entries, process });
     }
     Ok(found.into_values().collect())
 }

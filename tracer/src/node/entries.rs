@@ -10,8 +10,6 @@ use std::{
     time::Duration,
 };
 
-use netlink_sys::protocols::NETLINK_NETFILTER;
-
 use crate::{
     net::{Protocol, Tuple},
     node::{
@@ -84,7 +82,7 @@ pub fn datagrams(root: &Path, limits: Limits) -> io::Result<Vec<ListedEntry>> {
     let mut entries = Vec::new();
     for family in [AF_INET, AF_INET6] {
         // An incomplete list is better than none.
-        let _whole = netlink::ask(NETLINK_NETFILTER, &request(family), limits, |datagram| {
+        let _whole = netlink::ask(netlink::NETLINK_NETFILTER, &request(family), limits, |datagram| {
             parse(datagram, now(), timeouts, &mut entries)
         })?;
     }

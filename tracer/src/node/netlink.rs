@@ -9,8 +9,6 @@ use std::{
     time::Instant,
 };
 
-use netlink_sys::Socket;
-
 use crate::node::Limits;
 
 /// `struct nlmsghdr`; no message is shorter.
@@ -25,8 +23,13 @@ pub(super) const DUMP: u16 = 0x0301;
 pub(super) const NESTED: u16 = 0x8000;
 const TYPE_MASK: u16 = 0x3fff;
 
+/// The families, by their numbers in `include/uapi/linux/netlink.h`.
+pub(super) const NETLINK_NETFILTER: isize = 12;
+pub(super) const NETLINK_GENERIC: isize = 16;
+
 /// Sends the request and passes each datagram of the answer to `read`, until the last one or until a bound is exceeded.
 /// Returns whether the answer is complete.
+#[cfg(target_os = "linux")]
 pub(super) fn ask(
     protocol: isize,
     request: &[u8],
@@ -34,7 +37,7 @@ pub(super) fn ask(
     mut read: impl FnMut(&[u8]) -> io::Result<bool>,
 ) -> io::Result<bool> {
     let begun = Instant::now();
-    let socket = Socket::new(protocol)?;
+    let socket = netlink_sys::Socket::new(protocol)?;
     socket.send(request, 0)?;
     let mut bytes = 0_usize;
     loop {
@@ -47,6 +50,17 @@ pub(super) fn ask(
             return Ok(false);
         }
     }
+}
+
+/// Other systems have no netlink.
+#[cfg(not(target_os = "linux"))]
+pub(super) fn ask(
+    _: isize,
+    _: &[u8],
+    _: Limits,
+    _: impl FnMut(&[u8]) -> io::Result<bool>,
+) -> io::Result<bool> {
+    Err(io::ErrorKind::Unsupported.into())
 }
 
 /// Passes the type and body of each message of a datagram to `each`; returns whether the dump ends with it.

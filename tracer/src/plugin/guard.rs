@@ -1,7 +1,7 @@
 //! A second process that removes a run's Pods if the plugin is killed.
 //!
-//! It waits on a pipe: a word before the end means that the plugin has removed the Pods itself. It is in a process group of
-//! its own, so that the terminal's Ctrl-C does not reach it.
+//! It waits on a pipe: a word before the end means that the plugin has removed the Pods itself. The terminal's Ctrl-C does
+//! not reach it.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -12,7 +12,7 @@ use std::{
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
-use crate::cluster::Access;
+use crate::{cluster::Access, platform};
 
 /// The hidden verb that runs the guard.
 pub(crate) const VERB: &str = "__guard";
@@ -41,8 +41,7 @@ impl Guard {
         let program = std::env::current_exe().context("cannot find this program's file")?;
         let mut command = Command::new(program);
         command.arg(VERB).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        #[cfg(unix)]
-        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        platform::apart_from_terminal(&mut command);
         let mut child =
             command.spawn().context("cannot start the process that removes Pods after a crash")?;
         let mut line = serde_json::to_vec(watched)?;

@@ -6,9 +6,8 @@
 mod blocks;
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{File, OpenOptions},
     io,
-    os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
@@ -30,6 +29,7 @@ use crate::{
     flow::Suppressed,
     kernel::decode::Mask,
     node::Snapshot,
+    platform,
     session::{SavedChanges, WallStep},
     text::word,
     time::Timestamp,
@@ -94,11 +94,11 @@ pub struct Finished {
 /// Overwrites an existing file only with `force`.
 pub fn create(path: &Path, force: bool) -> Result<File, CreateError> {
     let mut options = OpenOptions::new();
-    options.write(true).mode(0o600);
+    platform::private(&mut options).write(true);
     let opened = if force {
         options.create(true).truncate(true).open(path).and_then(|file| {
             if file.metadata()?.is_file() {
-                file.set_permissions(fs::Permissions::from_mode(0o600))?;
+                platform::make_private(&file)?;
             }
             Ok(file)
         })

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 use super::unjudged::service_of;
 use crate::{
     cluster::{Address, History},
-    kernel::recorder::Counted,
+    kernel::connections::Counted,
     net::Protocol,
     time::Timestamp,
     verdict::ServiceRef,

@@ -2,19 +2,23 @@
 //!
 //! Reads the paths in each source file (`crate::…`, `super::…`) and reports the file, line and arrow of each path that
 //! points downwards. While every arrow points up, imports between rooms cannot form a cycle.
+//!
+//! The plugin runs on every system. So code that Linux or Unix alone can compile stands behind a `cfg`: of its module, or
+//! of the item itself. `cargo xtask portable` compiles the rest for other systems.
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-use proc_macro2::{Delimiter, TokenStream, TokenTree};
+use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 
 /// The rooms, from the lowest to the highest. The first lines of a room's module state its purpose.
-const ROOMS: [&str; 24] = [
+const ROOMS: [&str; 25] = [
     "error",
     "parse",
     "text",
+    "platform",
     "time",
     "net",
     "class",
@@ -168,6 +172,162 @@ fn modules(folder: &Path, path: &[String], out: &mut Vec<(PathBuf, Vec<String>)>
             out.push((entry, module));
         }
     }
+}
+
+/// Crates and modules that other systems than Linux lack; a name that ends in `*` is a beginning.
+const NOT_EVERYWHERE: [&str; 10] = [
+    "aya",
+    "aya_log",
+    "aya_obj",
+    "libc",
+    "netlink_sys",
+    "std::os",
+    "tokio::io::unix",
+    "tokio::net::Unix*",
+    "tokio::net::unix",
+    "tokio::signal::unix",
+];
+
+/// Whether another system than Linux lacks this path.
+fn is_not_everywhere(path: &[String]) -> bool {
+    let text = path.join("::");
+    NOT_EVERYWHERE.iter().any(|name| match name.strip_suffix('*') {
+        Some(beginning) => text.starts_with(beginning),
+        None => text.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with("::")),
+    })
+}
+
+/// Whether an attribute `#[cfg(…)]` leaves its item out on some system, or out of the program.
+fn is_wall(attribute: &TokenStream) -> bool {
+    let text = attribute.to_string();
+    let words: Vec<_> = text.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
+    words.first() == Some(&"cfg")
+        && words.iter().any(|word| matches!(*word, "test" | "unix" | "windows" | "target_os"))
+}
+
+/// Separates the items behind a `cfg` from the others. Returns the others, and the names of the modules in other files
+/// behind one.
+fn without_walled(tokens: TokenStream) -> (TokenStream, Vec<String>) {
+    let (mut open, mut modules) = (Vec::new(), Vec::new());
+    let mut trees = tokens.into_iter().peekable();
+    while let Some(tree) = trees.next() {
+        match (&tree, trees.peek()) {
+            (TokenTree::Punct(punct), Some(TokenTree::Group(group)))
+                if punct.as_char() == '#'
+                    && group.delimiter() == Delimiter::Bracket
+                    && is_wall(&group.stream()) =>
+            {
+                trees.next();
+                modules.extend(skip_item(&mut trees));
+            }
+            (TokenTree::Group(group), _) => {
+                let (inside, _) = without_walled(group.stream());
+                open.push(TokenTree::Group(Group::new(group.delimiter(), inside)));
+            }
+            _ => open.push(tree),
+        }
+    }
+    (open.into_iter().collect(), modules)
+}
+
+/// Skips an item after its attribute; returns its name if it is a module in another file.
+fn skip_item(trees: &mut impl Iterator<Item = TokenTree>) -> Option<String> {
+    let mut words = Vec::new();
+    for tree in trees {
+        match tree {
+            TokenTree::Ident(ident) => words.push(ident.to_string()),
+            TokenTree::Punct(punct) if punct.as_char() == ';' => {
+                let at = words.iter().position(|word| word == "mod")?;
+                return words.get(at + 1).cloned();
+            }
+            // An element of a list.
+            TokenTree::Punct(punct) if punct.as_char() == ',' => return None,
+            // The braces of a `use` end with a semicolon.
+            TokenTree::Group(group)
+                if group.delimiter() == Delimiter::Brace && !words.iter().any(|word| word == "use") =>
+            {
+                return None;
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// Collects the paths that do not begin in this crate.
+fn foreign(tokens: TokenStream, out: &mut Vec<Named>) {
+    let trees: Vec<TokenTree> = tokens.into_iter().collect();
+    let mut at = 0;
+    while let Some(tree) = trees.get(at) {
+        match tree {
+            TokenTree::Ident(ident) => {
+                at = rest(&trees, at + 1, vec![ident.to_string()], ident.span().start().line, out);
+                continue;
+            }
+            TokenTree::Group(group) => foreign(group.stream(), out),
+            _ => {}
+        }
+        at += 1;
+    }
+}
+
+/// The paths of one file that another system than Linux lacks, and the child modules behind a `cfg`.
+fn bound_to_linux(file: &Path, source: &str) -> (Vec<String>, Vec<String>) {
+    let tokens = source.parse::<TokenStream>().unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    let (open, walled) = without_walled(tokens);
+    let mut found = Vec::new();
+    foreign(open, &mut found);
+    found.retain(|named| is_not_everywhere(&named.path));
+    let places =
+        found.iter().map(|named| format!("{}:{}: {}", file.display(), named.line, named.path.join("::")));
+    (places.collect(), walled)
+}
+
+#[test]
+fn what_only_linux_has_stands_behind_a_cfg() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = vec![(root.join("lib.rs"), Vec::new())];
+    modules(&root, &[], &mut files);
+    // Parents before their children.
+    files.sort_by_key(|(_, module)| module.len());
+    let mut walls: Vec<Vec<String>> = Vec::new();
+    let mut offences = Vec::new();
+    for (file, module) in files {
+        if walls.iter().any(|wall| module.starts_with(wall)) {
+            continue;
+        }
+        let (found, walled) = bound_to_linux(&file, &fs::read_to_string(&file).unwrap());
+        offences.extend(found);
+        walls.extend(walled.into_iter().map(|name| [module.as_slice(), &[name]].concat()));
+    }
+    let loader = ["kernel", "loader"].map(str::to_owned).to_vec();
+    assert!(walls.contains(&loader), "the walls were not found: {walls:?}");
+    assert!(offences.is_empty(), "only Linux has these; put them behind a cfg:\n{}", offences.join("\n"));
+}
+
+#[test]
+fn a_path_that_only_linux_has_is_named() {
+    let seen = |source: &str| bound_to_linux(Path::new("x.rs"), source);
+    let (found, walled) = seen(
+        "use std::{fs,\n os::unix::fs::MetadataExt as _};\nfn f() { libc::poll(); tokio::net::UnixStream::connect(p) }",
+    );
+    assert_eq!(
+        found,
+        [
+            "x.rs:2: std::os::unix::fs::MetadataExt",
+            "x.rs:3: libc::poll",
+            "x.rs:3: tokio::net::UnixStream::connect"
+        ]
+    );
+    assert!(walled.is_empty());
+    let (found, walled) = seen(
+        "#[cfg(target_os = \"linux\")] pub(crate) mod loader;\n#[cfg(unix)] use tokio::signal::unix::{Signal, signal};\n\
+         #[cfg(unix)] mod unix { use std::os::unix; }\nconst K: &[T] = &[#[cfg(target_os = \"linux\")] aya::T, libc::T];\n\
+         #[cfg(test)] mod tests { use libc::c_int; }\n#[cfg(feature = \"x\")] use aya::Ebpf;",
+    );
+    assert_eq!(found, ["x.rs:4: libc::T", "x.rs:6: aya::Ebpf"]);
+    assert_eq!(walled, ["loader"]);
+    assert!(seen("use tracing::log; use std::{io, net::IpAddr}; use crate::libc::x;").0.is_empty());
 }
 
 #[test]

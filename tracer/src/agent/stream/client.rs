@@ -6,14 +6,12 @@ use std::{
 };
 
 use serde::Deserialize;
-use tokio::{
-    io::{AsyncRead, AsyncWriteExt as _},
-    net::UnixStream,
-};
+use tokio::io::{AsyncRead, AsyncWriteExt as _};
 
 use super::{
     VERSION, Want, Wanted,
     frame::{self, FrameKind},
+    socket,
 };
 use crate::{error::Hint, text::clean};
 
@@ -54,7 +52,7 @@ struct Lost {
 /// reader lost.
 pub(crate) async fn read(path: &Path, want: Want, out: &mut impl Write) -> Result<u64, StreamError> {
     let failed = |error| StreamError::Connect { path: path.to_owned(), error };
-    let mut stream = UnixStream::connect(path).await.map_err(failed)?;
+    let mut stream = socket::connect(path).await.map_err(failed)?;
     let mut request = serde_json::to_vec(&Wanted { viptrace: VERSION, want })
         .map_err(|error| StreamError::Read(error.into()))?;
     request.push(b'\n');

@@ -5,21 +5,15 @@
 
 pub(crate) mod client;
 mod frame;
+mod socket;
 
-use std::{
-    fs, io,
-    os::unix::fs::PermissionsExt as _,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::{
     fs::File,
     io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
-    net::{UnixListener, UnixStream},
     task::JoinSet,
     time::timeout,
 };
@@ -30,6 +24,7 @@ use super::{
 };
 use crate::report;
 use frame::{FrameKind, encode};
+use socket::{Listener, ReadHalf, Stream, WriteHalf};
 
 /// The version of the protocol.
 pub(crate) const VERSION: u32 = 1;
@@ -76,27 +71,10 @@ pub(crate) enum Want {
 pub(super) fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) -> Result<Option<PathBuf>, StartError> {
     let Some(path) = context.config.borrow().stream.socket.clone() else { return Ok(None) };
     let failed = |error| StartError::Listen { place: path.display().to_string(), error };
-    let listener = bind(&path).map_err(failed)?;
+    let listener = socket::bind(&path).map_err(failed)?;
     context.log.info("start", &format!("serves verdicts on {}", path.display()));
     tasks.spawn(accept(listener, Arc::clone(context)));
     Ok(Some(path))
-}
-
-/// Binds the socket so that nobody else can open it at any time: under another name first, which gets its mode before it
-/// gets the path. A socket that an earlier agent left is replaced.
-fn bind(path: &Path) -> io::Result<UnixListener> {
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder)?;
-    }
-    let new = path.with_extension("new");
-    match fs::remove_file(&new) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let listener = UnixListener::bind(&new)?;
-    fs::set_permissions(&new, fs::Permissions::from_mode(0o600))?;
-    fs::rename(&new, path)?;
-    Ok(listener)
 }
 
 /// Counts a reader while it lives.
@@ -122,7 +100,7 @@ impl Drop for Place<'_> {
     }
 }
 
-async fn accept(listener: UnixListener, context: Arc<Context>) {
+async fn accept(listener: Listener, context: Arc<Context>) {
     // Readers end with this task.
     let mut readers = JoinSet::new();
     loop {
@@ -149,7 +127,7 @@ async fn accept(listener: UnixListener, context: Arc<Context>) {
 }
 
 /// Writes frames to one reader.
-struct Out<'a>(tokio::net::unix::WriteHalf<'a>);
+struct Out<'a>(WriteHalf<'a>);
 
 impl Out<'_> {
     async fn frame(&mut self, kind: FrameKind, body: &[u8]) -> io::Result<()> {
@@ -165,7 +143,7 @@ impl Out<'_> {
     }
 }
 
-async fn serve(mut stream: UnixStream, context: &Context) -> io::Result<()> {
+async fn serve(mut stream: Stream, context: &Context) -> io::Result<()> {
     let place = Place::take(context);
     let (read, write) = stream.split();
     let mut out = Out(write);
@@ -202,11 +180,7 @@ async fn serve(mut stream: UnixStream, context: &Context) -> io::Result<()> {
     out.frame(FrameKind::End, &[]).await
 }
 
-async fn verdicts(
-    out: &mut Out<'_>,
-    mut read: tokio::net::unix::ReadHalf<'_>,
-    context: &Context,
-) -> io::Result<()> {
+async fn verdicts(out: &mut Out<'_>, mut read: ReadHalf<'_>, context: &Context) -> io::Result<()> {
     let bound = context.config.borrow().stream.queue.as_usize();
     let mut subscription = context.hub.subscribe(bound);
     for record in std::mem::take(&mut subscription.recent) {

@@ -11,9 +11,10 @@ use crate::{
     },
     cli::{
         args::{Attach, ClusterSource, Hooks, TraceOptions},
-        trace::{Sink, Stop, Trace},
+        stop::Stop,
+        trace::{Sink, Trace},
     },
-    kernel::tracer::Tracer,
+    kernel::tracer::{Tracer, measure_runs},
     recording::{Header, HookState, Recorded},
     report::{Form, Output},
     session::{Judgements, Pair, Pipeline},
@@ -50,7 +51,7 @@ pub(super) async fn run(
 
 /// Makes the kernel measure the run times of programs while the result lives.
 fn measure(agent: &Agent) -> Option<std::os::fd::OwnedFd> {
-    match crate::kernel::measure_runs() {
+    match measure_runs() {
         Ok(measuring) => Some(measuring),
         Err(why) => {
             agent.log().warn("kernel", &format!("run times are not measured: {why}"));

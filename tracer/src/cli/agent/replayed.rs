@@ -7,7 +7,7 @@ use tokio::signal::unix::Signal;
 
 use crate::{
     agent::Agent,
-    cli::{ResultExt as _, trace::Stop},
+    cli::{ResultExt as _, stop::Stop},
     recording::{Player, Step},
     session::Detail,
 };

@@ -79,6 +79,11 @@ pub struct CheckOptions {
 }
 
 impl CheckArgs {
+    /// Whether a folder is checked, on any machine.
+    pub(crate) fn has_folder(&self) -> bool {
+        self.from.is_some()
+    }
+
     /// Resolves the arguments to options; the error is a usage error.
     pub fn resolve(self) -> Result<CheckOptions, clap::Error> {
         let usage = |why: String| super::usage("check", why);

@@ -92,6 +92,11 @@ pub struct PathOptions {
 }
 
 impl PathArgs {
+    /// Whether the rules come from a folder, on any machine.
+    pub(crate) fn has_folder(&self) -> bool {
+        self.from.is_some()
+    }
+
     /// Resolves the arguments to options; the error is a usage error.
     pub fn resolve(self) -> Result<PathOptions, clap::Error> {
         let usage = |why: String| super::usage("path", why);

@@ -26,7 +26,7 @@ use kube::{Api, Client};
 use serde::Serialize;
 
 use crate::{
-    cli::{self, Outcome, ResultExt as _, args::Global, explain, trace::Stop},
+    cli::{self, Outcome, ResultExt as _, args::Global, explain, stop::Stop},
     cluster::{Access, request_error},
     diagnosis::triage::State,
     plugin::{

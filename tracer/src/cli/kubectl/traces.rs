@@ -15,7 +15,7 @@ use tokio::{sync::mpsc, task::JoinSet, time::sleep_until};
 
 use super::{Progress, Session, Visits};
 use crate::{
-    cli::trace::Stop,
+    cli::stop::Stop,
     cluster::{self, Cluster, Feed, Key, Opened, Source, Update},
     diagnosis::triage::nodes::{SharedText, shared},
     kernel::now,

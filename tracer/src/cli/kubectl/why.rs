@@ -20,7 +20,7 @@ use super::{
     unless_stopped, with_session,
 };
 use crate::{
-    cli::{Outcome, ResultExt as _, args::Hooks, target::Target, trace::Stop},
+    cli::{Outcome, ResultExt as _, args::Hooks, stop::Stop, target::Target},
     cluster::{Cluster, Key},
     diagnosis::triage::{Scope, nodes::NodesReport},
     kernel::now,

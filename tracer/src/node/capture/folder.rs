@@ -6,13 +6,13 @@
 use std::{
     fs::{self, File},
     io::{self, Read as _, Write as _},
-    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
 };
 
 use super::{Artifact, Capture, Entry, Kind, MANIFEST, Manifest, manifest::Missing, recognise::recognise};
 use crate::{
     node::gap::Reason,
+    platform,
     text::{self, count},
     time::Timestamp,
 };
@@ -200,7 +200,7 @@ pub fn write(dir: &Path, capture: &Capture, taken: Timestamp) -> Result<Manifest
 /// Creates the folder, or removes an earlier capture's files from it.
 pub fn prepare(dir: &Path) -> Result<(), FolderError> {
     let unwritable = |source| FolderError::Unwritable { path: dir.to_owned(), source };
-    match fs::DirBuilder::new().mode(0o700).recursive(true).create(dir) {
+    match platform::private_folder(&mut fs::DirBuilder::new()).recursive(true).create(dir) {
         Ok(()) => {}
         Err(source) => return Err(unwritable(source)),
     }
@@ -227,7 +227,8 @@ pub fn prepare(dir: &Path) -> Result<(), FolderError> {
 
 fn write_file(path: &Path, text: &str) -> Result<(), FolderError> {
     let write = || {
-        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        let mut file =
+            platform::private(&mut fs::OpenOptions::new()).write(true).create_new(true).open(path)?;
         file.write_all(text.as_bytes())
     };
     write().map_err(|source| FolderError::Unwritable { path: path.to_owned(), source })

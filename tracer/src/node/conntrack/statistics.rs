@@ -2,8 +2,6 @@
 
 use std::{io, path::Path};
 
-use netlink_sys::protocols::NETLINK_NETFILTER;
-
 use super::Counters;
 use crate::node::{
     Limits,
@@ -52,7 +50,9 @@ fn from_ctnetlink(root: &Path, limits: Limits) -> io::Result<Counters> {
     let entries = count.trim().parse().map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
     let request = netlink::message(STATS_CPU, netlink::DUMP, &[0; FAMILY_BYTES]);
     let mut rows = Vec::new();
-    netlink::ask(NETLINK_NETFILTER, &request, limits, |datagram| parse(datagram, entries, &mut rows))?;
+    netlink::ask(netlink::NETLINK_NETFILTER, &request, limits, |datagram| {
+        parse(datagram, entries, &mut rows)
+    })?;
     if rows.is_empty() {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }

@@ -6,8 +6,6 @@
 
 use std::{fmt::Write as _, io, net::SocketAddr, path::Path, time::Instant};
 
-use netlink_sys::protocols::NETLINK_GENERIC;
-
 use crate::{
     net::Protocol,
     node::{
@@ -63,7 +61,7 @@ pub(in crate::node) fn saved(root: &Path, limits: Limits) -> io::Result<String> 
     let begun = Instant::now();
     let family = family(limits)?;
     let mut services = Vec::new();
-    whole(netlink::ask(NETLINK_GENERIC, &request(family, GET_SERVICE, &[]), limits, |datagram| {
+    whole(netlink::ask(netlink::NETLINK_GENERIC, &request(family, GET_SERVICE, &[]), limits, |datagram| {
         read_services(datagram, family, &mut services)
     })?)?;
     let mut text = String::new();
@@ -74,7 +72,7 @@ pub(in crate::node) fn saved(root: &Path, limits: Limits) -> io::Result<String> 
         };
         let mut destinations = Vec::new();
         let of = request(family, GET_DEST, &attribute(SERVICE | NESTED, &identity(service)));
-        whole(netlink::ask(NETLINK_GENERIC, &of, left, |datagram| {
+        whole(netlink::ask(netlink::NETLINK_GENERIC, &of, left, |datagram| {
             read_destinations(datagram, family, service, &mut destinations)
         })?)?;
         print(service, &destinations, &mut text);
@@ -106,15 +104,20 @@ fn family(limits: Limits) -> io::Result<u16> {
     let mut body = vec![GET_FAMILY, 1, 0, 0];
     body.extend(attribute(FAMILY_NAME, b"IPVS\0"));
     let mut found = None;
-    netlink::ask(NETLINK_GENERIC, &netlink::message(CONTROL, netlink::REQUEST, &body), limits, |datagram| {
-        netlink::messages(datagram, |_, body| {
-            let attributes = body.get(GENERIC_BYTES..).unwrap_or_default();
-            found = Attributes(attributes)
-                .find_map(|(kind, value)| (kind == FAMILY_ID).then(|| u16_ne(value, 0))?);
-        })?;
-        // The answer is one message.
-        Ok(true)
-    })?;
+    netlink::ask(
+        netlink::NETLINK_GENERIC,
+        &netlink::message(CONTROL, netlink::REQUEST, &body),
+        limits,
+        |datagram| {
+            netlink::messages(datagram, |_, body| {
+                let attributes = body.get(GENERIC_BYTES..).unwrap_or_default();
+                found = Attributes(attributes)
+                    .find_map(|(kind, value)| (kind == FAMILY_ID).then(|| u16_ne(value, 0))?);
+            })?;
+            // The answer is one message.
+            Ok(true)
+        },
+    )?;
     found.ok_or_else(|| {
         io::Error::new(
             io::ErrorKind::InvalidData,

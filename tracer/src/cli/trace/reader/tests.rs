@@ -215,7 +215,7 @@ fn a_stop_request_takes_effect_while_the_source_never_runs_dry() {
             tokio::select! {
                 biased;
                 _ = stop.recv() => break,
-                () = crate::cli::trace::stop::sleep_until(Some(Instant::now())) => {}
+                () = crate::cli::stop::sleep_until(Some(Instant::now())) => {}
             }
             let until = reader.read(&mut source, &mut trace).unwrap();
             trace.advance(until);

@@ -2,24 +2,21 @@
 
 use std::{io, time::Instant};
 
-use tokio::{
-    signal::unix::{Signal, SignalKind, signal},
-    sync::mpsc,
-};
+use tokio::sync::mpsc;
 
-/// Ctrl-C, SIGTERM, or an order.
+use crate::platform::StopSignals;
+
+/// A signal or an order.
 #[derive(Debug)]
 pub(crate) struct Stop {
-    interrupt: Signal,
-    terminate: Signal,
+    signals: StopSignals,
     /// Each message is a request; without a sender, every wait ends at once.
     orders: Option<mpsc::Receiver<()>>,
 }
 
 impl Stop {
     pub(crate) fn listen() -> io::Result<Self> {
-        let (interrupt, terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-        Ok(Self { interrupt, terminate, orders: None })
+        Ok(Self { signals: StopSignals::listen()?, orders: None })
     }
 
     /// Also by a message, and for good once its sender is gone.
@@ -29,8 +26,7 @@ impl Stop {
 
     pub(crate) async fn wanted(&mut self) {
         tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
+            () = self.signals.recv() => {}
             _ = ordered(self.orders.as_mut()) => {}
         }
     }
