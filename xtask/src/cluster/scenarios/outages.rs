@@ -61,7 +61,9 @@ pub(super) fn outages(cluster: &mut Cluster, namespace: &str) -> Result<()> {
 }
 
 fn api_server_away(cluster: &mut Cluster, service: &str) -> Result<()> {
-    let mut child = command(cluster, &["trace", service, "--duration", "15s"])?
+    // Two emulated nodes beside others can take a minute to start a Pod.
+    let words = ["trace", service, "--duration", "15s", "--pod-timeout", "2m"];
+    let mut child = command(cluster, &words)?
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
