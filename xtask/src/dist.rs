@@ -1,5 +1,6 @@
 //! `cargo xtask dist`: writes the contents of a package below the target folder: the static binary, its man pages and
-//! shell completions, the licence, and a checksum of each file; and the container images as OCI archives.
+//! shell completions, the licence, and a checksum of each file; the container images as OCI archives; and the plugin's
+//! archives with krew's manifest.
 //!
 //! The binary itself prints the pages, so that they match its version and this crate need not link it. It is linked with
 //! glibc: a static musl has a slow allocator, and since glibc 2.34 names are resolved without shared libraries. It depends
@@ -16,6 +17,7 @@ use crate::apt;
 use crate::call::Call;
 use crate::cpio::Archive;
 use crate::image;
+use crate::krew::{self, Release};
 use crate::oci::Image;
 use crate::place::{Place, cargo};
 use crate::printer::{Outcome, Printer};
@@ -37,6 +39,7 @@ pub(crate) fn run(printer: &Printer) -> Result<()> {
         fs::remove_dir_all(&folder).with_context(|| format!("could not remove {}", folder.display()))?;
     }
     fs::create_dir_all(&folder).with_context(|| format!("could not create {}", folder.display()))?;
+    let mut plugin = Release::new(env!("CARGO_PKG_VERSION"), origin.time);
     for (rust, go) in ARCHITECTURES {
         if let Some(obstacle) = obstacle(rust) {
             printer.say(&format!("==> binary and images for {go}\n    skipped: {obstacle}"));
@@ -46,6 +49,10 @@ pub(crate) fn run(printer: &Printer) -> Result<()> {
         printer.step(&format!("static binary for {go}"), || {
             binary = build(&place, rust)?;
             Ok(Outcome::Done(format!("built {}", binary.display())))
+        })?;
+        printer.step(&format!("plugin for {go}"), || {
+            let licence = place.repository.join("LICENSE");
+            Ok(Outcome::Done(plugin.pack(("linux", go), &binary, &licence, &folder)?))
         })?;
         let bare = bare(&place, &binary);
         if rust == ARCH {
@@ -62,6 +69,10 @@ pub(crate) fn run(printer: &Printer) -> Result<()> {
         }
         write_image(printer, &folder, &origin.image("", go), &[&bare])?;
     }
+    printer.step("krew's manifest", || {
+        plugin.write_manifest(&folder)?;
+        Ok(Outcome::Done(format!("{}.yaml", krew::NAME)))
+    })?;
     printer.step("checksums", || Ok(Outcome::Done(format!("of {} files", checksums(&folder)?))))
 }
 

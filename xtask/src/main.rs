@@ -18,6 +18,7 @@ mod fuzz;
 mod host_tests;
 mod image;
 mod kernels;
+mod krew;
 mod libraries;
 mod matrix;
 mod memory;
@@ -79,7 +80,7 @@ enum Verb {
     /// Write deploy/viptrace.yaml from the chart
     Render,
     /// Fill target/dist with the contents of a package (static binary, man pages, completions, licence, checksums) and
-    /// the container images as OCI archives
+    /// the container images as OCI archives, and the plugin's archives with their krew manifest
     Dist,
 }
 

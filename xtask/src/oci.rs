@@ -59,7 +59,7 @@ impl Blob {
 }
 
 /// `sha256:…` of these bytes.
-fn digest(bytes: &[u8]) -> String {
+pub(crate) fn digest(bytes: &[u8]) -> String {
     let hash = Sha256::digest(bytes);
     hash.iter().fold(String::from("sha256:"), |text, byte| text + &format!("{byte:02x}"))
 }
@@ -70,7 +70,7 @@ impl Image {
         let mut blobs = Vec::new();
         let mut contents = Vec::new();
         for layer in layers {
-            let tar = self.layer(layer)?;
+            let tar = tar(layer, self.time)?;
             contents.push(digest(&tar));
             blobs.push(if self.compressed {
                 Blob { kind: COMPRESSED_LAYER, bytes: compressed(&tar)? }
@@ -106,38 +106,7 @@ impl Image {
             let path = format!("blobs/{}", digest(&blob.bytes).replace(':', "/"));
             outer.text(&path, blob.bytes, 0o644);
         }
-        self.layer(&outer)
-    }
-
-    /// The contents as a tar file.
-    fn layer(&self, archive: &Archive) -> Result<Vec<u8>> {
-        let mut builder = Builder::new(Vec::new());
-        for (path, node) in archive.nodes() {
-            let read;
-            let (kind, mode, data, link) = match node {
-                Node::Directory => (EntryType::Directory, 0o755, [].as_slice(), None),
-                Node::Symlink(target) => (EntryType::Symlink, 0o777, [].as_slice(), Some(target)),
-                Node::Text { bytes, mode } => (EntryType::Regular, *mode, bytes.as_slice(), None),
-                Node::File { source, mode } => {
-                    read =
-                        fs::read(source).with_context(|| format!("could not read {}", source.display()))?;
-                    (EntryType::Regular, *mode, read.as_slice(), None)
-                }
-                Node::Character { .. } => anyhow::bail!("{path}: an image has no devices"),
-            };
-            let mut header = Header::new_ustar();
-            header.set_entry_type(kind);
-            header.set_mode(mode);
-            header.set_uid(0);
-            header.set_gid(0);
-            header.set_mtime(self.time);
-            header.set_size(data.len() as u64);
-            if let Some(target) = link {
-                header.set_link_name(target).with_context(|| format!("{path}: {target}"))?;
-            }
-            builder.append_data(&mut header, path, data).with_context(|| format!("could not add {path}"))?;
-        }
-        builder.into_inner().context("could not end the archive")
+        tar(&outer, self.time)
     }
 
     fn labels(&self) -> Value {
@@ -174,11 +143,41 @@ impl Image {
     }
 }
 
+/// The contents as a tar file, whose files have this time, in seconds since 1970.
+pub(crate) fn tar(archive: &Archive, time: u64) -> Result<Vec<u8>> {
+    let mut builder = Builder::new(Vec::new());
+    for (path, node) in archive.nodes() {
+        let read;
+        let (kind, mode, data, link) = match node {
+            Node::Directory => (EntryType::Directory, 0o755, [].as_slice(), None),
+            Node::Symlink(target) => (EntryType::Symlink, 0o777, [].as_slice(), Some(target)),
+            Node::Text { bytes, mode } => (EntryType::Regular, *mode, bytes.as_slice(), None),
+            Node::File { source, mode } => {
+                read = fs::read(source).with_context(|| format!("could not read {}", source.display()))?;
+                (EntryType::Regular, *mode, read.as_slice(), None)
+            }
+            Node::Character { .. } => anyhow::bail!("{path}: an archive has no devices"),
+        };
+        let mut header = Header::new_ustar();
+        header.set_entry_type(kind);
+        header.set_mode(mode);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(time);
+        header.set_size(data.len() as u64);
+        if let Some(target) = link {
+            header.set_link_name(target).with_context(|| format!("{path}: {target}"))?;
+        }
+        builder.append_data(&mut header, path, data).with_context(|| format!("could not add {path}"))?;
+    }
+    builder.into_inner().context("could not end the archive")
+}
+
 /// gzip without a name and a time.
-fn compressed(bytes: &[u8]) -> Result<Vec<u8>> {
+pub(crate) fn compressed(bytes: &[u8]) -> Result<Vec<u8>> {
     let mut encoder = GzBuilder::new().mtime(0).write(Vec::new(), Compression::best());
     encoder.write_all(bytes)?;
-    encoder.finish().context("could not compress a layer")
+    encoder.finish().context("could not compress an archive")
 }
 
 #[cfg(test)]
