@@ -101,7 +101,11 @@ pub(super) async fn run(
         while !trace.turn(&mut view, stop, until.filter(|_| without.is_empty())).await? {}
         let ending = trace.finish(&mut view, stop).await?;
         view.report.finish(&view.summary, &ending)?;
-        Ok(if view.summary.counts().faults > 0 { Outcome::Faults } else { Outcome::Clean })
+        Ok(match view.summary.counts().faults {
+            0 if !trace.is_complete() => Outcome::Incomplete,
+            0 => Outcome::Clean,
+            _ => Outcome::Faults,
+        })
     })
     .await
 }

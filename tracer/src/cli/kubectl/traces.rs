@@ -119,6 +119,13 @@ struct OneNode {
     is_over: bool,
 }
 
+impl OneNode {
+    /// Whether it was observed to the end. An agent's trace has none.
+    fn is_complete(&self) -> bool {
+        self.ending.is_some() || self.has_agent && self.error.is_none()
+    }
+}
+
 /// The traces on all visited nodes.
 pub(super) struct Traces<'s> {
     session: &'s Session,
@@ -415,13 +422,18 @@ impl<'s> Traces<'s> {
         Ok(self.ending())
     }
 
+    /// Whether each node was observed to the end.
+    pub(super) fn is_complete(&self) -> bool {
+        self.nodes.values().all(OneNode::is_complete)
+    }
+
     fn ending(&mut self) -> Ending {
         let ended = now();
         let mut merged = Ending { started: self.started.unwrap_or(ended), ended, ..Ending::default() };
         let mut gaps = Vec::new();
         let mut suppressed: BTreeMap<Key, u64> = BTreeMap::new();
         for (name, node) in &self.nodes {
-            if node.has_agent && node.error.is_none() {
+            if node.has_agent && node.is_complete() {
                 gaps.push((name.clone(), "healthy flows are a sample: that of the agent".to_owned()));
                 continue;
             }
