@@ -101,14 +101,21 @@ fn api_server_away(cluster: &mut Cluster, service: &str) -> Result<()> {
 }
 
 fn not_ready(cluster: &mut Cluster, service: &str) -> Result<()> {
-    cluster.nodes()[0].run(&["pkill", "-STOP", "-x", "kubelet"])?;
+    signal_kubelet(cluster, "STOP")?;
     let ran = cluster
         .wait_for("node1 to be no longer Ready", CONDITION, |cluster| is_ready(cluster, "node1", false))
         .and_then(|()| run_plugin(cluster, &["check", service, "--all-nodes"]));
-    cluster.nodes()[0].run(&["pkill", "-CONT", "-x", "kubelet"])?;
+    signal_kubelet(cluster, "CONT")?;
     cluster.wait_for("node1 to be Ready again", CONDITION, |cluster| is_ready(cluster, "node1", true))?;
     expect(&ran?, 4, &["node1", "not Ready"])?;
     expect_no_pod(cluster)
+}
+
+/// Signals the first node's kubelet. The nodes have no `pkill`.
+fn signal_kubelet(cluster: &Cluster, signal: &str) -> Result<()> {
+    let find = "for process in /proc/[0-9]*; do read -r name <$process/comm || continue; \
+        if [ \"$name\" = kubelet ]; then kill -s SIGNAL ${process#/proc/} && found=1; fi; done; [ -n \"$found\" ]";
+    cluster.nodes()[0].run(&["sh", "-c", &find.replace("SIGNAL", signal)]).map(drop)
 }
 
 fn is_ready(cluster: &Cluster, node: &str, wanted: bool) -> Result<Option<()>> {
