@@ -90,7 +90,7 @@ impl Groups {
         group.last = group.last.max(verdict.time);
         // Healthy flows differ in nothing that the line shows.
         if is_latest && row.style != Style::Good {
-            group.show(row);
+            group.row = shown(row, group.is_shared);
         }
         first
     }
@@ -143,18 +143,17 @@ impl Groups {
         let key = if is_known || *size < MAX_GROUPS { key } else { GroupKey::others(key.kind) };
         self.lines.entry(key).or_insert_with_key(|key| {
             *size += 1;
-            let mut group = Group {
-                row: row.clone(),
-                is_shared: key.flows == Flows::Others,
+            let is_shared = key.flows == Flows::Others;
+            Group {
+                row: shown(row.clone(), is_shared),
+                is_shared,
                 count: 0,
                 several_clients: false,
                 slowest: None,
                 first: Timestamp::MAX,
                 last: Timestamp::MIN,
                 changed: false,
-            };
-            group.show(row.clone());
-            group
+            }
         })
     }
 
@@ -164,36 +163,25 @@ impl Groups {
         self.lines.values_mut().filter_map(take).collect()
     }
 
-    /// All lines.
+    /// All lines, in the order of the screen.
     pub(super) fn rows(&self) -> Vec<Row> {
         self.lines.values().map(Group::line).collect()
     }
 
-    /// As many of the lines as `take` accepts: it is given the failed flows' first, and of these the latest. They are
-    /// in the order of the screen.
-    pub(super) fn latest(&self, mut take: impl FnMut(&Row) -> bool) -> Vec<Row> {
+    /// The lines with their places in that order: those of failed flows first, and of these the latest.
+    pub(super) fn by_urgency(&self) -> impl Iterator<Item = (usize, Row)> {
         let mut lines: Vec<_> = self.lines.iter().enumerate().collect();
         let is_healthy = |key: &GroupKey| matches!(key.kind.0, Kind::Ok | Kind::Normal);
         lines.sort_by_key(|(_, (key, group))| (is_healthy(key), Reverse(group.last)));
-        let lines = lines.into_iter().map(|(place, (_, group))| (place, group.line()));
-        let mut taken: Vec<_> = lines.take_while(|(_, row)| take(row)).collect();
-        taken.sort_by_key(|(place, _)| *place);
-        taken.into_iter().map(|(_, row)| row).collect()
+        lines.into_iter().map(|(place, (_, group))| (place, group.line()))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.lines.len()
     }
 }
 
 impl Group {
-    /// Takes over the cells of a flow. On the shared line those of single flows have no meaning.
-    fn show(&mut self, row: Row) {
-        self.row = if self.is_shared {
-            let dash = || "-".to_owned();
-            let (verdict, service) = (kind_of(row.style).to_owned(), "(others)".to_owned());
-            Row { service, verdict, what: String::new(), vip: dash(), endpoint: dash(), node: dash(), ..row }
-        } else {
-            row
-        };
-    }
-
     fn line(&self) -> Row {
         let mut row = self.row.clone();
         row.time = self.last.clock();
@@ -215,6 +203,16 @@ impl Group {
         }
         row
     }
+}
+
+/// The cells of a flow on its line. On the shared line those of single flows have no meaning.
+fn shown(row: Row, is_shared: bool) -> Row {
+    if !is_shared {
+        return row;
+    }
+    let dash = || "-".to_owned();
+    let (verdict, service) = (kind_of(row.style).to_owned(), "(others)".to_owned());
+    Row { service, verdict, what: String::new(), vip: dash(), endpoint: dash(), node: dash(), ..row }
 }
 
 /// The verdict of a line whose flows have different classes.
@@ -255,13 +253,9 @@ mod tests {
         let others: Vec<_> = rows.iter().filter(|row| row.service == "(others)").collect();
         assert_eq!(others.iter().map(|row| row.verdict.as_str()).collect::<Vec<_>>(), ["ok", "FAULT"]);
         assert!(others.iter().all(|row| row.what.is_empty() && row.endpoint == "-"));
-        let mut room = 5;
-        let latest = groups.latest(|_| {
-            room -= 1;
-            room > 0
-        });
+        let latest: Vec<_> = groups.by_urgency().take(4).collect();
         assert_eq!(latest.len(), 4);
-        assert!(latest.iter().all(|row| row.style == Style::Fault));
+        assert!(latest.iter().all(|(_, row)| row.style == Style::Fault));
     }
 
     #[test]

@@ -223,23 +223,33 @@ impl LiveTable {
     /// The lines that flows share, at most `room`, of which they leave half to flows with their own line.
     fn shared_lines(&self, columns: &Columns, paint: Paint, room: usize) -> Vec<String> {
         let room = if self.flows.is_empty() { room } else { room.div_ceil(2) };
-        let height = |row: &Row| columns.row(row, paint, false).len();
-        let all = self.groups.latest(|_| true);
-        let fits = all.iter().map(height).sum::<usize>() <= room;
-        let mut left = if fits { room } else { room.saturating_sub(1) };
-        let shown = self.groups.latest(|row| {
-            let fits = left.checked_sub(height(row));
-            left = fits.unwrap_or(left);
-            fits.is_some()
-        });
-        let mut lines: Vec<_> = shown.iter().flat_map(|row| columns.row(row, paint, false)).collect();
-        if shown.is_empty() {
+        let mut used = 0;
+        let mut shown = Vec::new();
+        for (place, row) in self.groups.by_urgency() {
+            let lines = columns.row(&row, paint, false);
+            used += lines.len();
+            shown.push((place, lines));
+            if used > room {
+                break;
+            }
+        }
+        let fits = used <= room;
+        // The line that counts the others needs room, too.
+        while used >= room && !fits {
+            let Some((_, lines)) = shown.pop() else { break };
+            used -= lines.len();
+        }
+        let hidden = self.groups.len() - shown.len();
+        shown.sort_by_key(|(place, _)| *place);
+        let mut lines: Vec<_> = shown.into_iter().flat_map(|(_, lines)| lines).collect();
+        if lines.is_empty() {
             // The screen is lower than one line with its cause.
-            lines.extend(all.last().into_iter().flat_map(|row| columns.row(row, paint, false)));
+            let last = self.groups.rows().pop();
+            lines.extend(last.into_iter().flat_map(|row| columns.row(&row, paint, false)));
             lines.truncate(room.saturating_sub(1));
         }
         if !fits {
-            let hidden = text::count(u64::try_from(all.len() - shown.len()).unwrap_or(u64::MAX), "more line");
+            let hidden = text::count(u64::try_from(hidden).unwrap_or(u64::MAX), "more line");
             lines.insert(0, paint.text(Style::Faint, &format!("… {hidden}, printed at the end")));
         }
         lines

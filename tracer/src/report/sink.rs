@@ -148,31 +148,25 @@ impl Report {
 
     /// Prints a message without disturbing the table.
     pub fn note(&mut self, text: &str) -> Result<(), OutputError> {
-        if let Sink::Top(top) = &mut self.sink
-            && top.message(text)
-        {
-            return Ok(());
-        }
-        self.message(|printer| printer.note(text))
+        self.message(text, Printer::note)
     }
 
     /// Like [`Report::note`], for limits of the verdicts.
     pub fn warn(&mut self, text: &str) -> Result<(), OutputError> {
-        if let Sink::Top(top) = &mut self.sink
-            && top.message(text)
-        {
-            return Ok(());
-        }
-        self.message(|printer| printer.warn(text))
+        self.message(text, Printer::warn)
     }
 
-    fn message(&mut self, say: impl FnOnce(&mut Printer)) -> Result<(), OutputError> {
-        if let Sink::Live(table) = &mut self.sink
-            && self.printer.shares_screen()
-        {
-            table.make_way(&mut self.printer)?;
+    fn message(&mut self, text: &str, say: fn(&mut Printer, &str)) -> Result<(), OutputError> {
+        match &mut self.sink {
+            Sink::Top(top) => {
+                if top.message(text) {
+                    return Ok(());
+                }
+            }
+            Sink::Live(table) if self.printer.shares_screen() => table.make_way(&mut self.printer)?,
+            Sink::Live(_) | Sink::Log(_) | Sink::Json | Sink::Yaml => {}
         }
-        say(&mut self.printer);
+        say(&mut self.printer, text);
         Ok(())
     }
 

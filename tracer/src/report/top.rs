@@ -101,8 +101,7 @@ impl Top {
         for event in screen::events()? {
             self.state.dirty = true;
             if event.is_some_and(|key| self.state.press(key) == Wish::Quit) {
-                // From now on Ctrl-C is a signal again.
-                (self.screen, self.is_over) = (None, true);
+                self.close();
                 // A full channel has a request already.
                 let _ = self.stop.try_send(());
                 return Ok(());
@@ -132,9 +131,14 @@ impl Top {
         true
     }
 
-    /// Gives the terminal back. Returns the messages that the screen covered.
-    pub(super) fn leave(&mut self) -> Vec<String> {
+    /// Gives the terminal back: from now on Ctrl-C is a signal again.
+    fn close(&mut self) {
         (self.screen, self.is_over) = (None, true);
+    }
+
+    /// Ends the screen. Returns the messages that it covered.
+    pub(super) fn leave(&mut self) -> Vec<String> {
+        self.close();
         std::mem::take(&mut self.covered)
     }
 }
@@ -225,9 +229,8 @@ impl State {
     }
 
     /// The Services, those with the most failed flows first.
-    fn services(&self) -> Vec<(ServiceRef, Counts)> {
-        let mut services: Vec<_> =
-            self.summary.services().map(|(service, counts)| (service.clone(), counts)).collect();
+    fn services(&self) -> Vec<(&ServiceRef, Counts)> {
+        let mut services: Vec<_> = self.summary.services().collect();
         services.sort_by(|(name, counts), (other_name, other)| {
             let failed = |counts: &Counts| Reverse((counts.faults, counts.unknown));
             failed(counts).cmp(&failed(other)).then_with(|| name.cmp(other_name))
@@ -242,8 +245,8 @@ impl State {
         self.flows.iter().rev().filter(is_meant)
     }
 
-    fn selected_service(&self, services: &[(ServiceRef, Counts)]) -> usize {
-        let selected = |service| services.iter().position(|(other, _)| other == service);
+    fn selected_service(&self, services: &[(&ServiceRef, Counts)]) -> usize {
+        let selected = |service: &ServiceRef| services.iter().position(|(other, _)| *other == service);
         self.service.as_ref().and_then(selected).unwrap_or_default()
     }
 
@@ -292,7 +295,7 @@ impl State {
             Focus::Services => {
                 let services = self.services();
                 let at = moved(self.selected_service(&services), services.len());
-                self.service = services.get(at).map(|(service, _)| service.clone());
+                self.service = services.get(at).map(|(service, _)| (*service).clone());
             }
             Focus::Flows => {
                 let at = moved(self.selected_flow(), self.listed().count());
@@ -311,7 +314,7 @@ impl State {
         match self.focus {
             Focus::Services => {
                 let services = self.services();
-                self.only = services.get(self.selected_service(&services)).map(|(name, _)| name.clone());
+                self.only = services.get(self.selected_service(&services)).map(|(name, _)| (*name).clone());
                 (self.focus, self.flow) = (Focus::Flows, None);
             }
             Focus::Flows => {

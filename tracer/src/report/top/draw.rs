@@ -10,7 +10,7 @@ use ratatui::{
     widgets::Paragraph,
 };
 
-use super::{Evidence, Focus, State};
+use super::{Evidence, Failed, Focus, State};
 use crate::{
     report::{
         columns::Columns,
@@ -20,6 +20,7 @@ use crate::{
     },
     session::Counts,
     text::{self, count, safe},
+    verdict::ServiceRef,
 };
 
 /// The columns of a Service's counts.
@@ -113,7 +114,7 @@ fn draw_lists(frame: &mut Frame<'_>, area: Rect, state: &State, paint: Paint) {
     };
     let heading = line("SERVICE", ["FAULTS", "UNKNOWN", "NORMAL", "OK"].map(ToOwned::to_owned));
     let selected = state.selected_service(&services);
-    let rows = services.iter().map(|(service, counts)| {
+    let row = |(service, counts): &(&ServiceRef, Counts)| {
         let Counts { ok, normal, faults, unknown } = *counts;
         let text = line(&safe(&service.to_string()), [faults, unknown, normal, ok].map(|it| it.to_string()));
         let style = match counts {
@@ -122,31 +123,31 @@ fn draw_lists(frame: &mut Frame<'_>, area: Rect, state: &State, paint: Paint) {
             _ => Style::Plain,
         };
         Line::styled(text, look(style, paint))
-    });
+    };
     let marked = (state.focus == Focus::Services).then_some(selected);
     let empty = "no flow of a Service yet";
-    list(frame, upper, &[heading], rows.collect(), (selected, marked), empty, paint);
+    list(frame, upper, &[heading], (&services, row), (selected, marked), empty, paint);
 
     let layout = Columns::bounded(state.form, columns).of_single_flows();
     let of = state.only.as_ref().map(|service| safe(&format!(" of {service}")).into_owned());
     let caption = format!("LATEST FAILED FLOWS{}", of.unwrap_or_default());
     let heading = [String::new(), caption, layout.heading(Paint(false))];
     let selected = state.selected_flow();
-    let rows = state.listed().map(|flow| {
-        let spans =
-            layout.cells(&flow.row).into_iter().map(|(text, style)| Span::styled(text, look(style, paint)));
-        Line::from(spans.collect::<Vec<_>>())
-    });
+    let flows: Vec<&Failed> = state.listed().collect();
+    let row = |flow: &&Failed| {
+        let cells = layout.cells(&flow.row).into_iter();
+        cells.map(|(text, style)| Span::styled(text, look(style, paint))).collect()
+    };
     let marked = (state.focus == Focus::Flows).then_some(selected);
-    list(frame, lower, &heading, rows.collect(), (selected, marked), "none", paint);
+    list(frame, lower, &heading, (&flows, row), (selected, marked), "none", paint);
 }
 
 /// A heading and as many rows as there is room for, around the selected one. The marked one is inverted.
-fn list(
+fn list<T>(
     frame: &mut Frame<'_>,
     area: Rect,
     heading: &[String],
-    rows: Vec<Line<'_>>,
+    (items, row): (&[T], impl Fn(&T) -> Line<'static>),
     (selected, marked): (usize, Option<usize>),
     empty: &str,
     paint: Paint,
@@ -155,14 +156,13 @@ fn list(
         heading.iter().map(|text| Line::styled(text.clone(), look(Style::Heading, paint))).collect();
     let room = usize::from(area.height).saturating_sub(lines.len());
     let above = (selected + 1).saturating_sub(room);
-    if rows.is_empty() {
+    if items.is_empty() {
         lines.push(Line::styled(empty.to_owned(), look(Style::Faint, paint)));
     }
-    lines.extend(
-        rows.into_iter().enumerate().skip(above).take(room).map(|(number, row)| {
-            if marked == Some(number) { row.patch_style(Modifier::REVERSED) } else { row }
-        }),
-    );
+    lines.extend(items.iter().enumerate().skip(above).take(room).map(|(number, item)| {
+        let row = row(item);
+        if marked == Some(number) { row.patch_style(Modifier::REVERSED) } else { row }
+    }));
     frame.render_widget(Paragraph::new(lines), area);
 }
 
