@@ -10,7 +10,6 @@ use crate::{
     cli::{
         Outcome, ResultExt as _,
         args::ReplayOptions,
-        block_on,
         show::{Show, detail},
         target::Target,
     },
@@ -23,17 +22,31 @@ use crate::{
 /// The maximum number of damaged parts named; the others are counted.
 const NAMED: usize = 5;
 
-/// Plays the file to its end.
+/// Plays the file to its end, and prints it.
 pub(super) fn run(options: &ReplayOptions, printer: Printer) -> anyhow::Result<Outcome> {
-    block_on(1, play(options, Report::new(options.form, printer), async |_| Ok(())))
+    let mut report = Report::new(options.form, printer);
+    play(options, &mut report)?.finish(&mut report)
 }
 
-/// Plays the file to its end, and calls `hold` before the summary.
-pub(super) async fn play(
-    options: &ReplayOptions,
-    mut report: Report,
-    hold: impl AsyncFnOnce(&mut Report) -> anyhow::Result<()>,
-) -> anyhow::Result<Outcome> {
+/// A recording that was played to its end.
+pub(super) struct Played {
+    show: Show,
+    ending: Ending,
+    is_complete: bool,
+}
+
+impl Played {
+    /// Ends the report with the summary.
+    pub(super) fn finish(&self, report: &mut Report) -> anyhow::Result<Outcome> {
+        Ok(match self.show.finish(report, &self.ending)? {
+            Outcome::Clean if !self.is_complete => Outcome::Incomplete,
+            outcome => outcome,
+        })
+    }
+}
+
+/// Plays the file to its end, without the summary.
+pub(super) fn play(options: &ReplayOptions, report: &mut Report) -> anyhow::Result<Played> {
     let (mut player, target) = open(options)?;
     let header = player.header().clone();
     if let Some(warning) = narrowed(&header, options.target.as_ref()) {
@@ -46,12 +59,12 @@ pub(super) async fn play(
         player.step().with_context(|| format!("cannot replay {}", options.file.display()))?
     {
         match step {
-            Step::Judged { judgements, now } => show.show(&mut report, judgements, player.pipeline(), now)?,
+            Step::Judged { judgements, now } => show.show(report, judgements, player.pipeline(), now)?,
             Step::Ended(ended) => end = Some(ended),
         }
     }
     while let Some(judgements) = player.cut_off() {
-        show.show(&mut report, judgements, player.pipeline(), player.now())?;
+        show.show(report, judgements, player.pipeline(), player.now())?;
     }
     let lacks = lacks(&player, end.is_some());
     for lack in &lacks {
@@ -68,12 +81,8 @@ pub(super) async fn play(
     if let Some(why) = show.nothing_meant(&player.pipeline().cluster().history, ended) {
         report.warn(&why)?;
     }
-    hold(&mut report).await?;
     let ending = Ending::new(player.pipeline(), header.started, ended, gaps);
-    Ok(match show.finish(&mut report, &ending)? {
-        Outcome::Clean if !lacks.is_empty() => Outcome::Incomplete,
-        outcome => outcome,
-    })
+    Ok(Played { show, ending, is_complete: lacks.is_empty() })
 }
 
 /// Opens the recording. The replay has the trace's target, unless the user sets another.

@@ -1,11 +1,16 @@
 //! `viptrace top`: a trace, or a recording, on a screen that a person moves in.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokio::sync::mpsc;
 
 use crate::{
-    cli::{Outcome, ResultExt as _, args::ReplayOptions, block_on, replay, stop::Stop},
+    cli::{
+        Outcome, ResultExt as _,
+        args::ReplayOptions,
+        block_on, replay,
+        stop::{Stop, sleep_until},
+    },
     report::{Form, Printer, Report},
 };
 #[cfg(target_os = "linux")]
@@ -13,9 +18,6 @@ use crate::{
     cli::{args::TraceOptions, trace::follow},
     kernel::allocator,
 };
-
-/// A wait without a deadline is repeated.
-const IDLE: Duration = Duration::from_secs(1);
 
 /// Traces until the user ends it.
 #[cfg(target_os = "linux")]
@@ -33,19 +35,16 @@ pub(super) fn trace(options: &TraceOptions, printer: Printer) -> anyhow::Result<
 pub(super) fn recording(options: &ReplayOptions, printer: Printer) -> anyhow::Result<Outcome> {
     block_on(1, async {
         let mut stop = Stop::listen()?;
-        let report = screen(options.form, &options.file.display().to_string(), printer, &mut stop)?;
-        replay::play(options, report, async |report| {
-            while !report.is_over() {
-                report.tick(Instant::now())?;
-                let until = report.deadline().unwrap_or_else(|| Instant::now() + IDLE);
-                tokio::select! {
-                    () = stop.wanted() => break,
-                    () = tokio::time::sleep_until(until.into()) => {}
-                }
+        let mut report = screen(options.form, &options.file.display().to_string(), printer, &mut stop)?;
+        let played = replay::play(options, &mut report)?;
+        while !report.is_over() {
+            report.tick(Instant::now())?;
+            tokio::select! {
+                () = stop.wanted() => break,
+                () = sleep_until(report.deadline()) => {}
             }
-            Ok(())
-        })
-        .await
+        }
+        played.finish(&mut report)
     })
 }
 
