@@ -17,7 +17,7 @@ use tokio::time::sleep;
 
 use super::{
     pod::{CONTAINER, PROGRAM},
-    visit::{VisitError, within},
+    visit::{NOT_STARTED, VisitError, within, words},
     wire::{self, Connection},
 };
 use crate::{cluster::Key, text::clean};
@@ -126,11 +126,10 @@ impl State {
                 Self::Ended(ended.message.or(ended.reason).unwrap_or(exit))
             }
             ContainerState { waiting: Some(waiting), .. } => {
-                let words = [waiting.reason, waiting.message].into_iter().flatten();
-                Self::Waiting(clean(words.collect::<Vec<_>>().join(": ")))
+                Self::Waiting(words(waiting.reason, waiting.message))
             }
             ContainerState { running: Some(_), .. } => Self::Waiting("it runs without a result".to_owned()),
-            _ => Self::Waiting("the kubelet has not started it".to_owned()),
+            _ => Self::Waiting(NOT_STARTED.to_owned()),
         }
     }
 }

@@ -38,36 +38,36 @@ pub(crate) fn to_read() -> Vec<Permission> {
 /// To run Pods in this namespace. A command over a WebSocket is a GET request, so the API server checks `get`; later releases
 /// check `create` as well (feature gate `AuthorizePodWebsocketUpgradeCreatePermission`).
 pub(crate) fn to_visit(namespace: &str) -> Vec<Permission> {
-    let pods = [
-        (None, "create"),
-        (None, "get"),
-        (None, "list"),
-        (None, "delete"),
-        (Some("attach"), "get"),
-        (Some("attach"), "create"),
-        (Some("exec"), "get"),
-        (Some("exec"), "create"),
-    ];
-    let each = |(subresource, verb)| Permission {
-        namespace: Some(namespace.to_owned()),
-        group: "",
-        resource: "pods",
-        subresource,
-        verb,
-    };
-    pods.into_iter().map(each).collect()
+    on_pods(
+        namespace,
+        &[
+            (None, "create"),
+            (None, "get"),
+            (None, "list"),
+            (None, "delete"),
+            (Some("attach"), "get"),
+            (Some("attach"), "create"),
+            (Some("exec"), "get"),
+            (Some("exec"), "create"),
+        ],
+    )
 }
 
 /// To add an ephemeral container to a Pod of this namespace, and to read its result.
 pub(crate) fn to_connect_from(namespace: &str) -> Vec<Permission> {
-    let each = |(subresource, verb)| Permission {
+    on_pods(namespace, &[(None, "get"), (Some("ephemeralcontainers"), "patch")])
+}
+
+/// These subresources and verbs of the Pods of this namespace.
+fn on_pods(namespace: &str, wanted: &[(Option<&'static str>, &'static str)]) -> Vec<Permission> {
+    let each = |&(subresource, verb)| Permission {
         namespace: Some(namespace.to_owned()),
         group: "",
         resource: "pods",
         subresource,
         verb,
     };
-    [(None, "get"), (Some("ephemeralcontainers"), "patch")].into_iter().map(each).collect()
+    wanted.iter().map(each).collect()
 }
 
 /// To run commands in the Pods of this namespace.

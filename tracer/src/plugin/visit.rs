@@ -218,6 +218,14 @@ pub(super) async fn within<T>(request: impl Future<Output = kube::Result<T>>) ->
     }
 }
 
+/// The state of a container of which the kubelet has reported none.
+pub(super) const NOT_STARTED: &str = "the kubelet has not started it";
+
+/// A reason and its message, as a status has them.
+pub(super) fn words(reason: Option<String>, message: Option<String>) -> String {
+    clean([reason, message].into_iter().flatten().collect::<Vec<_>>().join(": "))
+}
+
 /// The state of a starting Pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum State {
@@ -234,9 +242,6 @@ enum State {
 impl State {
     fn of(pod: &Pod) -> Self {
         let status = pod.status.clone().unwrap_or_default();
-        let words = |reason: Option<String>, message: Option<String>| {
-            clean([reason, message].into_iter().flatten().collect::<Vec<_>>().join(": "))
-        };
         let container = status.container_statuses.unwrap_or_default().into_iter().next();
         let state = container.and_then(|container| container.state).unwrap_or_default();
         if let Some(ended) = state.terminated {
@@ -249,7 +254,7 @@ impl State {
             _ => {}
         }
         let Some(waiting) = state.waiting else {
-            return Self::Waiting("the kubelet has not started it".to_owned());
+            return Self::Waiting(NOT_STARTED.to_owned());
         };
         let reason = waiting.reason.unwrap_or_default();
         let image = reason.contains("Image");

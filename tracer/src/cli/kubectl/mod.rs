@@ -95,7 +95,7 @@ fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<
     cli::block_on(2, work)
 }
 
-/// What follows once the objects are read.
+/// The work for which the objects are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Follows {
     Visits,

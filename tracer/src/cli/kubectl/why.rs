@@ -153,6 +153,11 @@ struct Probes {
     client: Option<Key>,
 }
 
+/// The addresses as a list for a person.
+fn places(probed: &[SocketAddr]) -> String {
+    list(&probed.iter().map(ToString::to_string).collect::<Vec<_>>())
+}
+
 /// Fails unless the cluster has ephemeral containers, and the user may add one to this Pod.
 async fn prepare(pod: &Key, session: &Session, printer: &mut Printer) -> anyhow::Result<()> {
     session.require(permissions::to_connect_from(&pod.namespace), printer).await?;
@@ -168,8 +173,7 @@ fn agree(probed: &[SocketAddr], nodes: &[String], client: Option<&Key>) -> anyho
     if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
         return Ok(());
     }
-    let places: Vec<String> = probed.iter().map(ToString::to_string).collect();
-    let places = list(&places);
+    let places = places(probed);
     let plan = match client {
         Some(pod) => format!(
             "add an ephemeral container to the Pod {pod}, where it stays in the spec, and connect from it once to {places}"
@@ -233,8 +237,7 @@ async fn connect_from_nodes(
     progress: &Progress,
 ) -> anyhow::Result<bool> {
     let attached = trace.attached();
-    let places: Vec<String> = probed.iter().map(ToString::to_string).collect();
-    progress.say(&format!("connects to {} from {}", list(&places), list(&attached)));
+    progress.say(&format!("connects to {} from {}", places(probed), list(&attached)));
     for to in probed {
         trace.connect(*to).await;
     }
@@ -257,8 +260,7 @@ async fn connect_from(
     session: &Session,
     progress: &Progress,
 ) -> anyhow::Result<bool> {
-    let places: Vec<String> = probed.iter().map(ToString::to_string).collect();
-    progress.say(&format!("connects to {} from an ephemeral container in {pod}", list(&places)));
+    progress.say(&format!("connects to {} from an ephemeral container in {pod}", places(probed)));
     let node = trace.attached().into_iter().next().unwrap_or_default();
     let (client, pods, run) = (session.client.clone(), &session.pods, session.run().to_owned());
     let (image, patience) = (pods.options().image, pods.pod_timeout);
