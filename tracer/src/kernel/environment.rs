@@ -16,7 +16,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-pub(crate) use gaps::Severity;
+pub(crate) use gaps::{LOCKDOWN_REMEDY, Severity};
 
 /// A capability that tracing may need, by its number (`include/uapi/linux/capability.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

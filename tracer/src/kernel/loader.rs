@@ -22,6 +22,7 @@ use tracing::debug;
 
 use super::{
     bpf::{self, Functions, Place, Purpose, Request},
+    environment::LOCKDOWN_REMEDY,
     plan::FentryTarget,
 };
 use crate::error::sentence;
@@ -179,20 +180,20 @@ const LOG_BYTES: usize = 1 << 20;
 /// How the lines begin that the verifier prints after its reason.
 const STATISTICS: [&str; 3] = ["verification time ", "stack depth ", "processed "];
 
-/// What the verifier prints under lockdown's mode `confidentiality` (`bpf_tracing_func_proto` in
-/// `kernel/trace/bpf_trace.c`), and what it means. A Pod does not see the file that names the mode.
-const LOCKED_DOWN: (&str, &str) = (
-    "cannot use helper bpf_probe_read",
-    "kernel lockdown forbids programs to read the kernel: boot with lockdown=integrity, or trace from another node",
-);
+/// The verifier's reason under lockdown's mode `confidentiality` (`bpf_tracing_func_proto` in
+/// `kernel/trace/bpf_trace.c`). A Pod does not see the file that names the mode.
+const LOCKED_DOWN: &str = "cannot use helper bpf_probe_read";
 
 /// The last line of the verifier's log that is not a count, and its meaning where that is known.
 pub(super) fn last_line(log: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(log.split(|byte| *byte == 0).next()?).into_owned();
     let is_statistics = |line: &str| STATISTICS.iter().any(|start| line.starts_with(start));
     let line = text.lines().map(str::trim).rfind(|line| !line.is_empty() && !is_statistics(line))?;
-    let (sign, meaning) = LOCKED_DOWN;
-    Some(if line.contains(sign) { format!("{line}: {meaning}") } else { line.to_owned() })
+    Some(if line.contains(LOCKED_DOWN) {
+        format!("{line}: kernel lockdown forbids programs to read the kernel: {LOCKDOWN_REMEDY}")
+    } else {
+        line.to_owned()
+    })
 }
 
 #[cfg(test)]

@@ -4,6 +4,9 @@ use std::fmt;
 
 use crate::kernel::environment::{Capability, Environment, Lockdown, Presence};
 
+/// How to trace in spite of lockdown's mode `confidentiality`.
+pub(crate) const LOCKDOWN_REMEDY: &str = "boot with lockdown=integrity, or trace from another node";
+
 /// How much a gap takes away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
@@ -72,7 +75,7 @@ impl Environment {
             severity: Severity::Fatal,
             what: "the kernel is locked down in confidentiality mode".to_owned(),
             why: "BPF programs may not read kernel memory there",
-            remedy: "boot with lockdown=integrity, or trace from another node",
+            remedy: LOCKDOWN_REMEDY,
         })
     }
 
