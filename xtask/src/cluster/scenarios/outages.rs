@@ -1,15 +1,12 @@
 //! `kubectl viptrace` while a part of the cluster is away: each run ends with a clear sentence, and no Pod is left behind.
 
 use std::collections::BTreeSet;
-use std::io::{BufRead as _, BufReader};
-use std::process::Stdio;
-use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 
 use super::super::Cluster;
-use super::plugin::{FAULTS, Ran, command, expect, expect_no_pod, patch, run_plugin};
+use super::plugin::{FAULTS, expect, expect_no_pod, patch, run_plugin, run_watched};
 use super::workload::{PODS, Workload};
 
 const AGENT: &str = include_str!("../../../../deploy/viptrace.yaml");
@@ -63,28 +60,18 @@ pub(super) fn outages(cluster: &mut Cluster, namespace: &str) -> Result<()> {
 fn api_server_away(cluster: &mut Cluster, service: &str) -> Result<()> {
     // Two emulated nodes beside others can take a minute to start a Pod.
     let words = ["trace", service, "--duration", "15s", "--pod-timeout", "2m"];
-    let mut child = command(cluster, &words)?
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .context("could not start the plugin")?;
-    let mut out = child.stdout.take().context("the plugin has no standard output")?;
-    let out = thread::spawn(move || std::io::read_to_string(&mut out));
-    let lines = BufReader::new(child.stderr.take().context("the plugin has no standard error")?).lines();
-    let (mut said, mut attached) = (String::new(), 0);
-    for line in lines {
-        let line = line.context("could not read what the plugin prints")?;
-        attached += usize::from(line.contains("tracing "));
-        if attached == 2 && line.contains("tracing ") {
-            cluster.pause_api_server()?;
+    let mut attached = 0;
+    let ran = run_watched(cluster, &words, |cluster, line| {
+        if line.contains("tracing ") {
+            attached += 1;
+            if attached == 2 {
+                cluster.pause_api_server()?;
+            }
         }
-        said.push_str(&line);
-        said.push('\n');
-    }
-    let status = child.wait().context("could not wait for the plugin");
+        Ok(())
+    });
     cluster.resume_api_server()?;
-    let out = out.join().map_err(|_| anyhow::anyhow!("the reader of the plugin's output panicked"))?;
-    let ran = Ran { exit: status?.code(), out: out.unwrap_or_default(), err: said };
+    let ran = ran?;
     ensure!(attached == 2, "the trace did not begin on both nodes:\n{}", ran.text());
     // Both nodes' results are lost, which is no "nothing is broken".
     ensure!(matches!(ran.exit, Some(1 | 4)), "exit {:?}:\n{}", ran.exit, ran.text());

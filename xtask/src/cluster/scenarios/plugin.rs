@@ -2,7 +2,7 @@
 //! cause; the plugin's own failures end with a clear sentence. No Pod is left behind.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
+use std::io::{self, BufRead as _, BufReader};
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -33,8 +33,8 @@ pub(super) const FAULTS: i32 = 3;
 #[derive(Debug)]
 pub(super) struct Ran {
     pub(super) exit: Option<i32>,
-    pub(super) out: String,
-    pub(super) err: String,
+    out: String,
+    err: String,
 }
 
 impl Ran {
@@ -60,7 +60,7 @@ pub(super) fn run_plugin(cluster: &Cluster, words: &[&str]) -> Result<Ran> {
     finish(command(cluster, words)?)
 }
 
-pub(super) fn command(cluster: &Cluster, words: &[&str]) -> Result<Command> {
+fn command(cluster: &Cluster, words: &[&str]) -> Result<Command> {
     let mut command = cluster.command("timeout");
     command.arg(RUN.as_secs().to_string()).arg(program(cluster)?).args(words).stdin(Stdio::null());
     Ok(command)
@@ -70,6 +70,32 @@ fn finish(mut command: Command) -> Result<Ran> {
     let output = command.output().context("could not start the plugin")?;
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     Ok(Ran { exit: output.status.code(), out: text(output.stdout), err: text(output.stderr) })
+}
+
+/// The same, with a look at each line of its messages at once.
+pub(super) fn run_watched(
+    cluster: &Cluster,
+    words: &[&str],
+    mut look: impl FnMut(&Cluster, &str) -> Result<()>,
+) -> Result<Ran> {
+    let mut child = command(cluster, words)?
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("could not start the plugin")?;
+    let out = child.stdout.take().context("the plugin has no standard output")?;
+    let out = thread::spawn(move || io::read_to_string(out));
+    let lines = BufReader::new(child.stderr.take().context("the plugin has no standard error")?).lines();
+    let mut err = String::new();
+    for line in lines {
+        let line = line.context("could not read the messages of the plugin")?;
+        look(cluster, &line)?;
+        err.push_str(&line);
+        err.push('\n');
+    }
+    let status = child.wait().context("could not wait for the plugin")?;
+    let out = out.join().map_err(|_| anyhow::anyhow!("the reader of the plugin's output panicked"))?;
+    Ok(Ran { exit: status.code(), out: out.context("could not read the output of the plugin")?, err })
 }
 
 /// Fails if a Pod of the plugin is left.
@@ -253,30 +279,18 @@ fn full_table(cluster: &mut Cluster, workload: &Workload<'_>, service: &str) -> 
     const MAX: &str = "net.netfilter.nf_conntrack_max";
     workload.start_load(cluster)?;
     let words = ["why", service, "--duration", "15s", "-o", "json"];
-    let mut child = command(cluster, &words)?
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .context("could not start the plugin")?;
-    let lines = BufReader::new(child.stderr.take().context("the plugin has no standard error")?).lines();
-    let mut said = String::new();
-    for line in lines {
-        let line = line.context("could not read what the plugin prints")?;
+    let ran = run_watched(cluster, &words, |cluster, line| {
         if line.contains("watches the connections") {
             cluster.nodes()[0].run(&["sysctl", "-q", "-w", &format!("{MAX}=1")])?;
         }
-        said.push_str(&line);
-        said.push('\n');
-    }
-    let output = child.wait_with_output().context("could not wait for the plugin");
+        Ok(())
+    });
     cluster.nodes()[0].run(&["sysctl", "-q", "-w", &format!("{MAX}=65536")])?;
     cluster.wait_for("the Service to answer after table-full", CHANGE, |cluster| {
         Ok(workload.connect(cluster).ok())
     })?;
     workload.stop_load(cluster)?;
-    let output = output?;
-    let out = String::from_utf8_lossy(&output.stdout).into_owned();
-    expect_class(&Ran { exit: output.status.code(), out, err: said }, &["C16"])?;
+    expect_class(&ran?, &["C16"])?;
     expect_no_pod(cluster)
 }
 
