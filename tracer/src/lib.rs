@@ -19,6 +19,7 @@ pub mod cluster;
 pub mod diagnosis;
 pub mod error;
 pub mod flow;
+pub mod incident;
 pub mod kernel;
 pub mod net;
 pub mod node;

@@ -68,6 +68,19 @@ impl Verdict {
         VerdictKey { class: self.class, service: self.service.clone(), endpoint: self.flow.endpoint }
     }
 
+    /// Brings every time in it to another clock.
+    pub(crate) fn map_times(&mut self, to: impl Fn(Timestamp) -> Timestamp) {
+        self.time = to(self.time);
+        self.flow.started = to(self.flow.started);
+        for piece in self.evidence.iter_mut().chain(&mut self.against) {
+            piece.time = piece.time.map(&to);
+        }
+        for change in &mut self.changes_around {
+            change.time = to(change.time);
+            change.after = change.after.map(&to);
+        }
+    }
+
     /// Whether a person has to act: the flow failed for a reason that is not normal.
     pub fn is_fault(&self) -> bool {
         self.class.is_fault()

@@ -39,6 +39,7 @@ pub fn header() -> Header {
         byte_order: BYTE_ORDER.to_owned(),
         kernel_release: String::new(),
         node_name: Some("worker-1".to_owned()),
+        boot: None,
         node_netns: Some(Netns(4_026_531_840)),
         target: None,
         started: Timestamp::from_unix_ns(CLOCK_OFFSET_NS),

@@ -36,6 +36,8 @@ const MIN_AGE: Duration = Duration::from_secs(10);
 const CHECK: Duration = Duration::from_secs(30);
 /// The end of a segment's name.
 const SUFFIX: &str = ".viptrace";
+/// The extension of its name until it has its header: a killed process leaves no segment without one.
+const UNFINISHED: &str = "viptrace.new";
 /// Digits of a segment's number.
 const DIGITS: usize = 8;
 
@@ -293,13 +295,18 @@ fn begin(
 ) -> Result<String, recording::CreateError> {
     let path = next_path(folder, now)
         .map_err(|error| recording::CreateError::Create { path: folder.to_owned(), error })?;
-    let created = recording::create(&path, false)?;
+    let unfinished = path.with_extension(UNFINISHED);
+    let created = recording::create(&unfinished, true)?;
     let header = Header { started: now.max(header.started), ..header.clone() };
-    match Recorder::begin(&path, created, &header) {
+    let begun = Recorder::begin(&path, created, &header).and_then(|file| {
+        let renamed = fs::rename(&unfinished, &path);
+        renamed.map(|()| file).map_err(|error| recording::CreateError::Begin { path: path.clone(), error })
+    });
+    match begun {
         Ok(file) => recorded.begin(file),
         Err(error) => {
             // A file without a header is no recording.
-            let _ = fs::remove_file(&path);
+            let _ = fs::remove_file(&unfinished);
             return Err(error);
         }
     }
@@ -311,9 +318,23 @@ fn next_path(folder: &Path, now: Timestamp) -> io::Result<PathBuf> {
     if !folder.is_dir() {
         platform::private_folder(&mut fs::DirBuilder::new()).recursive(true).create(folder)?;
     }
+    remove_unfinished(folder)?;
     let last = segments(folder, None)?.last().and_then(|segment| number(&segment.name)).unwrap_or_default();
     let time: String = now.to_the_millisecond().chars().filter(|c| !matches!(c, '-' | ':' | '.')).collect();
     Ok(folder.join(format!("{:0DIGITS$}-{time}{SUFFIX}", last + 1)))
+}
+
+/// Removes what a process left that was killed while it began a segment.
+fn remove_unfinished(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name.to_str().and_then(|name| name.strip_suffix(".new")).is_some_and(|name| number(name).is_some())
+        {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 /// The number in a segment's name; `None` for any other file.

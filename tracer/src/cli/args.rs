@@ -3,6 +3,7 @@
 mod agent;
 mod check;
 mod path;
+mod replay;
 mod source;
 
 use std::{net::SocketAddr, ops::RangeInclusive, path::PathBuf, time::Duration};
@@ -17,12 +18,13 @@ pub(crate) use crate::cli::explain::ExplainArgs;
 pub(crate) use agent::{AgentArgs, AgentVerb, StreamArgs};
 pub(crate) use check::{CaptureArgs, CaptureOptions, CheckArgs, CheckOptions, PagesArgs, Record, SchemaArgs};
 pub(crate) use path::{PathArgs, PathOptions};
+pub use replay::{ReplayArgs, ReplayOptions};
 pub(crate) use source::ClusterSource;
 use source::SourceArgs;
 pub(crate) use source::own_name;
 
 use crate::{
-    cli::target::Target,
+    cli::{selection::Selection, target::Target},
     kernel::plan::Tiers,
     parse::units,
     report::{Form, Output, Verbosity, View, printer::ColorChoice},
@@ -59,9 +61,11 @@ const TOP_EXAMPLES: &str = "Examples:
 Keys: arrows select, Enter opens a flow's evidence or a Service's flows, Tab changes the list, q ends.";
 
 const REPLAY_EXAMPLES: &str = "Examples:
-  viptrace replay incident.viptrace                the verdicts of the live trace
-  viptrace replay incident.viptrace shop/cart      those of one Service
-  viptrace replay incident.viptrace -o json --all  every flow as a record";
+  viptrace replay incident.viptrace                      the verdicts of the live trace
+  viptrace replay worker-1/ worker-2/                    two agents' segments on one clock
+  viptrace replay worker-1/ --service shop/cart --since 10m
+                                                         the last ten minutes of one Service
+  viptrace replay incident.viptrace -o json --all        every flow as a record";
 
 /// Finds the hop that broke a Kubernetes Service
 ///
@@ -216,6 +220,13 @@ pub(crate) struct ShownArgs {
     /// How to print verdicts
     #[arg(short, long, value_name = "FORMAT", default_value = "table", help_heading = "Output")]
     output: Output,
+    #[command(flatten)]
+    view: ViewArgs,
+}
+
+/// Which verdicts are written.
+#[derive(Debug, Args)]
+pub(crate) struct ViewArgs {
     /// Show every flow, the healthy and normal ones (N…) too; by default tables only count the healthy ones
     #[arg(long, help_heading = "Output", conflicts_with = "faults_only")]
     all: bool,
@@ -229,45 +240,18 @@ pub(crate) struct ShownArgs {
 
 impl ShownArgs {
     pub(crate) fn form(&self) -> Form {
+        self.view.form(self.output)
+    }
+}
+
+impl ViewArgs {
+    pub(crate) fn form(&self, output: Output) -> Form {
         let view = match (self.all, self.faults_only) {
             (true, _) => View::All,
             (false, true) => View::FaultsOnly,
             (false, false) => View::Default,
         };
-        Form { output: self.output, view, each: self.each, ..Form::default() }
-    }
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = REPLAY_EXAMPLES, after_long_help = format!("{REPLAY_EXAMPLES}\n\n{EXIT_STATUS}"))]
-pub struct ReplayArgs {
-    /// A recording of `viptrace trace --record FILE`
-    #[arg(value_name = "FILE")]
-    file: PathBuf,
-    /// Only flows of this Service, Pod or address, as for `viptrace trace` [default: the recorded trace's target]
-    #[arg(value_name = "TARGET")]
-    target: Option<String>,
-    /// The namespace of TARGET, if TARGET is a bare name
-    #[arg(short, long, value_name = "NAMESPACE", requires = "target")]
-    namespace: Option<String>,
-
-    #[command(flatten)]
-    shown: ShownArgs,
-}
-
-/// The options of `viptrace replay`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ReplayOptions {
-    pub file: PathBuf,
-    pub target: Option<Target>,
-    pub form: Form,
-}
-
-impl ReplayArgs {
-    /// Resolves the arguments to options; the error is a usage error.
-    pub fn resolve(self) -> Result<ReplayOptions, clap::Error> {
-        let target = target("replay", self.target.as_deref(), self.namespace.as_deref())?;
-        Ok(ReplayOptions { file: self.file, target, form: Form { replayed: true, ..self.shown.form() } })
+        Form { output, view, each: self.each, ..Form::default() }
     }
 }
 
@@ -369,7 +353,8 @@ impl TopArgs {
     /// Resolves the arguments to the options of a replay; the error is a usage error.
     pub(crate) fn resolve_recording(self) -> Result<ReplayOptions, clap::Error> {
         let target = target("top", self.target.as_deref(), self.namespace.as_deref())?;
-        Ok(ReplayOptions { file: self.recording.unwrap_or_default(), target, form: Form::default() })
+        let files = self.recording.into_iter().collect();
+        Ok(ReplayOptions { files, selection: Selection::of(target), ..ReplayOptions::default() })
     }
 
     /// Resolves the arguments to the options of a trace; the error is a usage error.

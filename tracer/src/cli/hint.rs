@@ -9,7 +9,7 @@ use crate::{
     error::Hint,
     kernel::running::KernelError,
     plugin::visit::VisitError,
-    recording::{CreateError, OpenError as RecordingError},
+    recording::{CreateError, OpenError as RecordingError, UnusableFile},
 };
 
 /// Every library error that has a hint.
@@ -26,6 +26,7 @@ const KNOWN: &[fn(&(dyn Error + 'static)) -> Option<String>] = &[
     hint_of::<crate::kernel::attach::AttachError>,
     hint_of::<CreateError>,
     hint_of::<RecordingError>,
+    hint_of::<UnusableFile>,
     hint_of::<NoPacket>,
     hint_of::<ConfigError>,
     hint_of::<StreamError>,

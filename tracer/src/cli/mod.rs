@@ -13,6 +13,7 @@ mod pages;
 mod path;
 mod replay;
 mod schema;
+pub mod selection;
 mod show;
 mod stop;
 pub mod target;

@@ -1,128 +1,327 @@
-//! `viptrace replay`: judges a recording and prints it like a live trace.
+//! `viptrace replay`: judges recordings and prints them like a live trace.
 //!
-//! Owns the messages about an incomplete recording. The pipeline judges, and the report prints the rows.
+//! Owns the messages about incomplete recordings and about clocks. The pipeline judges, and the report prints the rows.
 
-use std::{fs::File, path::Path};
-
-use anyhow::Context as _;
+use std::{path::PathBuf, time::Duration};
 
 use crate::{
     cli::{
         Outcome, ResultExt as _,
         args::ReplayOptions,
+        selection::Selection,
         show::{Show, detail},
         target::Target,
     },
-    recording::{Damage, DamageKind, End, Header, Player, Step},
-    report::{Printer, Report},
-    session::{Detail, Ending},
-    text::{count, safe},
+    incident::{Beside, Moment, Story, Timeline, Track, clock::Compared},
+    recording::{Damage, DamageKind, Header, UnusableFile},
+    report::{Form, Printer, ReplayOutput, Report, story},
+    session::{Ending, Judgements},
+    text::{count, length, list, measured, safe},
+    time::Timestamp,
 };
 
 /// The maximum number of damaged parts named; the others are counted.
 const NAMED: usize = 5;
+/// How long after a flow's end its verdict may come.
+const LATE: Duration = Duration::from_mins(5);
 
-/// Plays the file to its end, and prints it.
-pub(super) fn run(options: &ReplayOptions, printer: Printer) -> anyhow::Result<Outcome> {
-    let mut report = Report::new(options.form, printer);
-    play(options, &mut report)?.finish(&mut report)
+/// Plays the files to their end, and prints them.
+pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
+    let opened = open(options)?;
+    if options.output == ReplayOutput::Story {
+        let mut teller = Teller { printer: &mut printer, story: Story::default() };
+        let ended = opened.play(&mut teller)?;
+        let story = teller.story;
+        printer.text(&story::render(&story, &ended.nodes, &ended.ending, printer.paint()))?;
+        printer.flush()?;
+        let has_fault = story.chapters().iter().any(|chapter| chapter.verdict.is_fault());
+        return Ok(ended.outcome(if has_fault { Outcome::Faults } else { Outcome::Clean }));
+    }
+    let form = Form { several_nodes: opened.timeline.tracks().len() > 1, ..options.form };
+    rows(opened, &mut Report::new(form, printer))?.finish()
 }
 
-/// A recording that was played to its end.
-pub(super) struct Played {
+/// Plays to the end and shows the rows, without the summary.
+pub(super) fn rows(opened: Opened, report: &mut Report) -> anyhow::Result<Played<'_>> {
+    let show = Show::new(opened.selection.target.clone());
+    let mut rows = Rows { report, show };
+    let ended = opened.play(&mut rows)?;
+    let Rows { report, show } = rows;
+    Ok(Played { report, show, ended })
+}
+
+/// Takes what is played.
+trait Audience {
+    fn note(&mut self, text: &str) -> anyhow::Result<()>;
+    fn warn(&mut self, text: &str) -> anyhow::Result<()>;
+    /// The wanted judgements of a trace at `now`.
+    fn take(&mut self, judgements: Judgements, beside: Beside<'_>, now: Timestamp) -> anyhow::Result<()>;
+    /// A trace has ended at `end` of its own clock. Returns why nothing of the user's target was in it.
+    fn ended(&mut self, beside: Beside<'_>, end: Timestamp) -> Option<String>;
+}
+
+/// Shows rows, and counts for the summary.
+struct Rows<'r> {
+    report: &'r mut Report,
     show: Show,
+}
+
+impl Audience for Rows<'_> {
+    fn note(&mut self, text: &str) -> anyhow::Result<()> {
+        Ok(self.report.note(text)?)
+    }
+
+    fn warn(&mut self, text: &str) -> anyhow::Result<()> {
+        Ok(self.report.warn(text)?)
+    }
+
+    fn take(&mut self, judgements: Judgements, beside: Beside<'_>, now: Timestamp) -> anyhow::Result<()> {
+        self.show.show(self.report, judgements, beside.pipeline, now)
+    }
+
+    fn ended(&mut self, beside: Beside<'_>, end: Timestamp) -> Option<String> {
+        self.show.nothing_meant(&beside.pipeline.cluster().history, end)
+    }
+}
+
+/// Collects the story.
+struct Teller<'p> {
+    printer: &'p mut Printer,
+    story: Story,
+}
+
+impl Audience for Teller<'_> {
+    fn note(&mut self, text: &str) -> anyhow::Result<()> {
+        self.printer.note(text);
+        Ok(())
+    }
+
+    fn warn(&mut self, text: &str) -> anyhow::Result<()> {
+        self.printer.warn(text);
+        Ok(())
+    }
+
+    fn take(&mut self, judgements: Judgements, beside: Beside<'_>, _: Timestamp) -> anyhow::Result<()> {
+        judgements.judged.iter().for_each(|judged| self.story.add(judged, beside));
+        judgements.folded.iter().for_each(|folded| self.story.add_folded(folded));
+        Ok(())
+    }
+
+    fn ended(&mut self, beside: Beside<'_>, _: Timestamp) -> Option<String> {
+        self.story.note_changes(beside);
+        None
+    }
+}
+
+/// Recordings whose rows were shown.
+pub(super) struct Played<'r> {
+    pub(super) report: &'r mut Report,
+    show: Show,
+    ended: Ended,
+}
+
+impl Played<'_> {
+    /// Ends the report with the summary.
+    pub(super) fn finish(self) -> anyhow::Result<Outcome> {
+        let outcome = self.show.finish(self.report, &self.ended.ending)?;
+        Ok(self.ended.outcome(outcome))
+    }
+}
+
+/// Recordings that were played to their end.
+struct Ended {
+    nodes: Vec<String>,
     ending: Ending,
     is_complete: bool,
 }
 
-impl Played {
-    /// Ends the report with the summary.
-    pub(super) fn finish(&self, report: &mut Report) -> anyhow::Result<Outcome> {
-        Ok(match self.show.finish(report, &self.ending)? {
-            Outcome::Clean if !self.is_complete => Outcome::Incomplete,
-            outcome => outcome,
-        })
+impl Ended {
+    /// The outcome, if the flows alone have this one.
+    fn outcome(&self, of_flows: Outcome) -> Outcome {
+        if of_flows == Outcome::Clean && !self.is_complete { Outcome::Incomplete } else { of_flows }
     }
 }
 
-/// Plays the file to its end, without the summary.
-pub(super) fn play(options: &ReplayOptions, report: &mut Report) -> anyhow::Result<Played> {
-    let (mut player, target) = open(options)?;
-    let header = player.header().clone();
-    if let Some(warning) = narrowed(&header, options.target.as_ref()) {
-        report.warn(&warning)?;
+/// Recordings that can be played.
+pub(super) struct Opened {
+    timeline: Timeline,
+    selection: Selection,
+    notes: Vec<String>,
+    warnings: Vec<String>,
+    /// What is missing from the beginning.
+    lacks: Vec<String>,
+}
+
+/// Opens the recordings. Without a Service of the user's, the replay has the traces' common target.
+pub(super) fn open(options: &ReplayOptions) -> anyhow::Result<Opened> {
+    let mut selection = options.selection.clone();
+    let mut timeline = Timeline::open(&options.files).map_err(|file| no_file(file, &options.files))?;
+    let Some(first) = timeline.tracks().first() else { return Err(nothing(&timeline, &options.files)) };
+    let recorded = first.header().target.clone();
+    let is_common = timeline.tracks().iter().all(|track| track.header().target == recorded);
+    if selection.target.is_none() && is_common {
+        selection.target = recorded.as_deref().and_then(|target| Target::parse(target, None).ok());
     }
-    report.note(&describe(&header, target.as_ref()))?;
-    let mut show = Show::new(target);
-    let mut end: Option<End> = None;
-    while let Some(step) =
-        player.step().with_context(|| format!("cannot replay {}", options.file.display()))?
-    {
-        match step {
-            Step::Judged { judgements, now } => show.show(report, judgements, player.pipeline(), now)?,
-            Step::Ended(ended) => end = Some(ended),
+    timeline.set_detail(detail(options.form.view, &selection));
+    let tracks = || timeline.tracks().iter();
+    let mut notes: Vec<_> = tracks()
+        .map(|track| describe(track.header(), selection.target.as_ref(), track.tape().files()))
+        .collect();
+    notes.extend(tracks().enumerate().filter_map(|(index, _)| clock_note(&timeline, index)));
+    if timeline.others > 0 {
+        notes.push(format!("{} in the folders: no recordings", count(timeline.others, "other file")));
+    }
+    let narrowed = tracks().filter_map(|track| narrowed(track.header(), options.selection.target.as_ref()));
+    let mut warnings: Vec<_> = narrowed.collect();
+    warnings.extend(unaligned(&timeline));
+    let lacks = timeline.skipped.iter().map(|file| safe(&file.to_string()).into_owned()).collect();
+    Ok(Opened { timeline, selection, notes, warnings, lacks })
+}
+
+impl Opened {
+    fn play(mut self, audience: &mut impl Audience) -> anyhow::Result<Ended> {
+        for note in &self.notes {
+            audience.note(note)?;
         }
-    }
-    while let Some(judgements) = player.cut_off() {
-        show.show(report, judgements, player.pipeline(), player.now())?;
-    }
-    let lacks = lacks(&player, end.is_some());
-    for lack in &lacks {
-        report.warn(lack)?;
-    }
-    let mut gaps = end.as_ref().map(|end| end.gaps.clone()).unwrap_or_default();
-    for gap in &mut gaps {
-        *gap = safe(gap).into_owned();
-    }
-    if !lacks.is_empty() {
-        gaps.push(format!("the recording is incomplete: {}", lacks.join("; ")));
-    }
-    let ended = end.map_or(player.now(), |end| end.ended);
-    if let Some(why) = show.nothing_meant(&player.pipeline().cluster().history, ended) {
-        report.warn(&why)?;
-    }
-    let ending = Ending::new(player.pipeline(), header.started, ended, gaps);
-    Ok(Played { show, ending, is_complete: lacks.is_empty() })
-}
-
-/// Opens the recording. The replay has the trace's target, unless the user sets another.
-fn open(options: &ReplayOptions) -> anyhow::Result<(Player<File>, Option<Target>)> {
-    let path = &options.file;
-    let file = File::open(path)
-        .with_context(|| format!("cannot replay {}", path.display()))
-        .hint(|| "`viptrace trace --record FILE` makes one".to_owned())?;
-    let meta = file.metadata().with_context(|| format!("cannot replay {}", path.display()))?;
-    if !meta.is_file() {
-        return Err(anyhow::anyhow!("cannot replay {}: it is not a regular file", path.display()))
-            .hint(|| "store the recording in a file first".to_owned());
-    }
-    // The header has the target, which determines the necessary detail.
-    let player = opened(path, file, Detail::All)?;
-    let recorded = player.header().target.as_deref().and_then(|target| Target::parse(target, None).ok());
-    let target = options.target.clone().or(recorded);
-    match detail(options.form.view, target.as_ref()) {
-        Detail::All => Ok((player, target)),
-        detail @ Detail::Faults => {
-            let file = File::open(path).with_context(|| format!("cannot replay {}", path.display()))?;
-            Ok((opened(path, file, detail)?, target))
+        for warning in &self.warnings {
+            audience.warn(warning)?;
         }
+        let end = if self.selection.needs_end() { self.timeline.last_time() } else { Timestamp::MAX };
+        let span = self.selection.span(end);
+        while let Some(Moment { track, judgements, now }) = self.timeline.step()? {
+            if now > span.to.saturating_add(LATE) {
+                break;
+            }
+            let judgements = self.selection.of_judgements(judgements, span);
+            if let Some(beside) = beside(&self.timeline, track) {
+                audience.take(judgements, beside, now)?;
+            }
+        }
+        let is_cut = span.to != Timestamp::MAX;
+        let several = self.timeline.tracks().len() > 1;
+        let mut lacks = self.lacks;
+        let mut endings = Vec::new();
+        let mut reasons = Vec::new();
+        for (index, track) in self.timeline.tracks().iter().enumerate() {
+            let place = if several { format!("{}: ", safe(track.name())) } else { String::new() };
+            let found = missing(track, is_cut);
+            lacks.extend(found.iter().map(|lack| format!("{place}{lack}")));
+            let Some(beside) = beside(&self.timeline, index) else { continue };
+            let end = track.tape().end();
+            let ended = end.map_or(track.tape().now(), |end| end.ended);
+            reasons.push(audience.ended(beside, ended));
+            let mut gaps: Vec<_> = end.map(|end| end.gaps.clone()).unwrap_or_default();
+            gaps.iter_mut().for_each(|gap| *gap = safe(gap).into_owned());
+            if !found.is_empty() {
+                gaps.push(format!("the recording is incomplete: {}", found.join("; ")));
+            }
+            let mut ending = Ending::new(beside.pipeline, track.header().started, ended, gaps);
+            ending.started = self.timeline.common(index, ending.started);
+            ending.ended = self.timeline.common(index, ending.ended);
+            endings.push((safe(track.name()).into_owned(), ending));
+        }
+        for lack in &lacks {
+            audience.warn(lack)?;
+        }
+        // One node that had flows of the target suffices.
+        let reasons: Option<Vec<String>> = reasons.into_iter().collect();
+        if let Some(why) = reasons.as_deref().and_then(<[String]>::first) {
+            audience.warn(why)?;
+        }
+        let nodes = endings.iter().map(|(name, _)| name.clone()).collect();
+        let ending = match endings.pop() {
+            Some((_, ending)) if endings.is_empty() => ending,
+            last => Ending::of_nodes(endings.into_iter().chain(last)),
+        };
+        Ok(Ended { nodes, ending, is_complete: lacks.is_empty() })
     }
 }
 
-fn opened(path: &Path, file: File, detail: Detail) -> anyhow::Result<Player<File>> {
-    Player::open(file, detail)
-        .map_err(|error| anyhow::Error::from(error).context(format!("cannot replay {}", path.display())))
+fn beside(timeline: &Timeline, track: usize) -> Option<Beside<'_>> {
+    let player = timeline.tracks().get(track)?.tape().player()?;
+    Some(Beside { pipeline: player.pipeline(), timeline, track })
 }
 
-fn describe(header: &Header, target: Option<&Target>) -> String {
+/// The error of a path that cannot be replayed. It may be meant as a Service, as `viptrace trace` takes one.
+fn no_file(file: UnusableFile, paths: &[PathBuf]) -> anyhow::Error {
+    let name = file.path.to_string_lossy().into_owned();
+    let is_missing = !file.path.exists();
+    let error = anyhow::Error::from(file);
+    if !is_missing || paths.len() < 2 || !matches!(Target::parse(&name, None), Ok(Target::Service { .. })) {
+        return error;
+    }
+    let text = format!("{error}");
+    let hinted: anyhow::Result<()> = Err(anyhow::anyhow!(text));
+    hinted.hint(|| format!("for the flows of a Service, add --service {name}")).err().unwrap_or(error)
+}
+
+/// Why there is no recording.
+fn nothing(timeline: &Timeline, paths: &[PathBuf]) -> anyhow::Error {
+    if let Some(file) = timeline.skipped.first() {
+        return file.clone().into();
+    }
+    let names: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
+    let error: anyhow::Result<()> = Err(anyhow::anyhow!("no recording is in {}", list(&names)));
+    let hinted = error
+        .hint(|| "name the folder of an agent's segments, or a file of `viptrace trace --record`".to_owned());
+    hinted.err().unwrap_or_else(|| anyhow::anyhow!("no recording was found"))
+}
+
+fn describe(header: &Header, target: Option<&Target>, files: usize) -> String {
     let what = target.map_or("every Service".to_owned(), ToString::to_string);
+    let files = if files > 1 { format!(", {}", count(files as u64, "file")) } else { String::new() };
     format!(
-        "replaying {what} as recorded on {} (Linux {}) from {} by viptrace {}",
+        "replaying {what} as recorded on {} (Linux {}) from {} by viptrace {}{files}",
         safe(header.node_name.as_deref().unwrap_or("an unnamed node")),
         safe(&header.kernel_release),
         header.started.to_the_millisecond(),
         safe(&header.viptrace)
     )
+}
+
+/// How far a trace's clock is from the common one, as the flows that both observed show it.
+fn clock_note(timeline: &Timeline, index: usize) -> Option<String> {
+    let (track, reference) = (timeline.tracks().get(index)?, timeline.reference()?);
+    let Compared::Known(distance) = timeline.compared(index)? else { return None };
+    let ahead_ns = distance.ahead_ns(track.header().started);
+    let direction = if ahead_ns < 0 { "behind" } else { "ahead of" };
+    let drift = match distance.drift_ppm() {
+        Some((ppm, within)) => format!("it drifts by {ppm:.1} ppm (±{within:.1})"),
+        None => "these do not show whether it drifts".to_owned(),
+    };
+    let contrary = match distance.contrary {
+        0 => String::new(),
+        contrary => format!("; {} that contradict them", count(contrary, "other flow")),
+    };
+    Some(format!(
+        "the clock of {} is {} {direction} that of {} (±{}), by {} that both observed{contrary}; {drift}; times are \
+         those of {}",
+        safe(track.name()),
+        length(Duration::from_nanos(ahead_ns.unsigned_abs())),
+        safe(reference.name()),
+        measured(Duration::from_nanos(distance.within_ns())),
+        count(distance.flows, "flow"),
+        safe(reference.name()),
+    ))
+}
+
+/// A warning for each trace whose clock could not be compared.
+fn unaligned(timeline: &Timeline) -> Vec<String> {
+    let Some(reference) = timeline.reference() else { return Vec::new() };
+    let warning = |(index, track): (usize, &Track)| {
+        let why = match timeline.compared(index)? {
+            Compared::Known(_) => return None,
+            Compared::NoFlow => "no flow was observed by both",
+            Compared::OneWay => "the flows that both observed went one way only, without an answer",
+            Compared::Contrary => "the flows that both seem to have observed contradict each other",
+        };
+        Some(format!(
+            "the clock of {} cannot be compared with that of {}: {why}; its times are taken as they are",
+            safe(track.name()),
+            safe(reference.name())
+        ))
+    };
+    timeline.tracks().iter().enumerate().filter_map(warning).collect()
 }
 
 /// The warning if the recording covers less than the replay's target.
@@ -134,15 +333,26 @@ fn narrowed(header: &Header, wanted: Option<&Target>) -> Option<String> {
     })
 }
 
-/// The missing parts of the recording, in words.
-fn lacks(player: &Player<File>, ended: bool) -> Vec<String> {
-    let mut lacks = Vec::new();
-    let (damages, found) = player.damage();
-    for damage in damages.iter().take(NAMED) {
-        lacks.push(damage_text(damage));
+/// The missing parts of a trace's files, in words. `is_cut`: the user wants no later flows.
+fn missing(track: &Track, is_cut: bool) -> Vec<String> {
+    let tape = track.tape();
+    let mut lacks: Vec<_> = tape.skipped().iter().map(|file| safe(&file.to_string()).into_owned()).collect();
+    let Some(player) = tape.player() else { return lacks };
+    let (damages, found) = tape.damage();
+    for (path, damage) in damages.iter().take(NAMED) {
+        let place = if tape.files() > 1 { format!("{}: ", path.display()) } else { String::new() };
+        lacks.push(format!("{}{}", safe(&place), damage_text(damage)));
     }
     if let Some(more) = found.checked_sub(NAMED as u64).filter(|more| *more > 0) {
         lacks.push(count(more, "more damaged part"));
+    }
+    let uncovered = tape.uncovered();
+    for (from, to) in uncovered.iter().take(NAMED) {
+        let (from, to) = (from.to_the_millisecond(), to.to_the_millisecond());
+        lacks.push(format!("no file covers the time from {from} to {to}"));
+    }
+    if let Some(more) = uncovered.len().checked_sub(NAMED).filter(|more| *more > 0) {
+        lacks.push(count(more as u64, "more uncovered time"));
     }
     let missing = player.missing();
     if missing.beginning {
@@ -165,7 +375,7 @@ fn lacks(player: &Player<File>, ended: bool) -> Vec<String> {
             dropped.to.to_the_millisecond()
         ));
     }
-    if !ended {
+    if tape.end().is_none() && !is_cut {
         lacks.push(format!("it was cut off at {}", player.now().to_the_millisecond()));
     }
     lacks

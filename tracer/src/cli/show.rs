@@ -1,9 +1,9 @@
-//! Shows the judgements of a trace or replay: filters them by target, counts them and passes them to the report.
+//! Shows the judgements of a trace or replay: selects the wanted ones, counts them and passes them to the report.
 
 use std::time::Instant;
 
 use crate::{
-    cli::{Outcome, target::Target},
+    cli::{Outcome, selection::Selection, target::Target},
     cluster::History,
     error::sentence,
     report::{Report, Status, View},
@@ -14,13 +14,17 @@ use crate::{
 /// Passes judgements to the report.
 #[derive(Debug)]
 pub(super) struct Show {
-    pub(super) target: Option<Target>,
+    target: Option<Target>,
     summary: Summary,
 }
 
 impl Show {
     pub(super) fn new(target: Option<Target>) -> Self {
         Self { target, summary: Summary::default() }
+    }
+
+    pub(super) fn target(&self) -> Option<&Target> {
+        self.target.as_ref()
     }
 
     /// Shows the judgements of the time `now`.
@@ -75,7 +79,7 @@ impl Show {
 
     /// Why nothing of the target was shown; `None` if something was shown, or without a target.
     pub(super) fn nothing_meant(&self, history: &History, now: Timestamp) -> Option<String> {
-        let target = self.target.as_ref().filter(|_| self.summary.counts().total() == 0)?;
+        let target = self.target().filter(|_| self.summary.counts().total() == 0)?;
         let why = match target.check(history, now) {
             Err(error) => sentence(&*error),
             Ok(()) => "no flow of it was observed".to_owned(),
@@ -84,10 +88,7 @@ impl Show {
     }
 }
 
-/// Flows must be judged one by one if each is shown, or if the target is one end of some of them.
-pub(super) fn detail(view: View, target: Option<&Target>) -> Detail {
-    match (view, target) {
-        (View::All, _) | (_, Some(Target::Pod { .. } | Target::Address { .. })) => Detail::All,
-        (View::Default | View::FaultsOnly, None | Some(Target::Service { .. })) => Detail::Faults,
-    }
+/// Flows must be judged one by one if each is shown, or if a condition is met by some of those that share a verdict.
+pub(super) fn detail(view: View, selection: &Selection) -> Detail {
+    if view == View::All || selection.needs_each_flow() { Detail::All } else { Detail::Faults }
 }

@@ -35,16 +35,18 @@ pub(super) fn trace(options: &TraceOptions, printer: Printer) -> anyhow::Result<
 pub(super) fn recording(options: &ReplayOptions, printer: Printer) -> anyhow::Result<Outcome> {
     block_on(1, async {
         let mut stop = Stop::listen()?;
-        let mut report = screen(options.form, &options.file.display().to_string(), printer, &mut stop)?;
-        let played = replay::play(options, &mut report)?;
-        while !report.is_over() {
-            report.tick(Instant::now())?;
+        let opened = replay::open(options)?;
+        let names: Vec<_> = options.files.iter().map(|path| path.display().to_string()).collect();
+        let mut report = screen(options.form, &names.join(" "), printer, &mut stop)?;
+        let played = replay::rows(opened, &mut report)?;
+        while !played.report.is_over() {
+            played.report.tick(Instant::now())?;
             tokio::select! {
                 () = stop.wanted() => break,
-                () = sleep_until(report.deadline()) => {}
+                () = sleep_until(played.report.deadline()) => {}
             }
         }
-        played.finish(&mut report)
+        played.finish()
     })
 }
 

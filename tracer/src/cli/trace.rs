@@ -28,6 +28,7 @@ use crate::{
         args::{ClusterSource, Hooks, TraceOptions},
         block_on,
         check::kernel::Kernel,
+        selection::Selection,
         show::detail,
         stop::{Stop, sleep_until},
     },
@@ -36,6 +37,7 @@ use crate::{
     kernel::{
         allocator,
         attach::Options,
+        boot_id,
         environment::Environment,
         layout::Layout,
         now,
@@ -245,7 +247,7 @@ impl<'a> Trace<'a> {
             missing_hooks: Vec::new(),
             drop_reasons: layout.drop_reasons().next().is_some(),
             grace: Grace::of(options.grace),
-            detail: detail(options.form.view, options.target.as_ref()),
+            detail: detail(options.form.view, &Selection::of(options.target.clone())),
         };
         let mut pipeline = Recorded::new(Pipeline::new(settings, cluster));
         pipeline.node_read(snapshot, began, now());
@@ -360,6 +362,7 @@ impl<'a> Trace<'a> {
             byte_order: BYTE_ORDER.to_owned(),
             kernel_release: self.kernel_release.clone(),
             node_name: settings.node_name.clone(),
+            boot: boot_id(),
             node_netns: settings.node_netns,
             target: self.options.target.as_ref().map(ToString::to_string),
             started: self.started,

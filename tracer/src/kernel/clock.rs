@@ -5,7 +5,7 @@
 //! no order. Other programs' Unix times are brought to this clock, and times are brought back for output.
 
 use std::{
-    sync::LazyLock,
+    sync::{Arc, LazyLock},
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -16,6 +16,12 @@ static OFFSET_NS: LazyLock<u64> = LazyLock::new(monotonic_to_unix_ns);
 
 pub(super) fn offset_ns() -> u64 {
     *OFFSET_NS
+}
+
+/// The boot since which the kernel's clock counts (`/proc/sys/kernel/random/boot_id`, `random(4)`).
+pub(crate) fn boot_id() -> Option<Arc<str>> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some(text.trim().into()).filter(|id: &Arc<str>| !id.is_empty())
 }
 
 /// The time of the trace.

@@ -37,4 +37,4 @@ pub(crate) mod recorder;
 #[cfg(target_os = "linux")]
 pub(crate) mod tracer;
 
-pub(crate) use clock::{now, unix_ns, wall_ahead_ns};
+pub(crate) use clock::{boot_id, now, unix_ns, wall_ahead_ns};

@@ -38,6 +38,9 @@ pub struct Header {
     /// The node's name in Kubernetes.
     #[serde(default)]
     pub node_name: Option<String>,
+    /// The boot of the node (`/proc/sys/kernel/random/boot_id`): the kernel's clock is one since then. `None` if unknown.
+    #[serde(default)]
+    pub boot: Option<Arc<str>>,
     /// The namespace in which kube-proxy writes its rules.
     #[serde(default)]
     pub node_netns: Option<Netns>,
@@ -193,6 +196,7 @@ mod tests {
                 byte_order,
                 kernel_release,
                 target: node_name.clone(),
+                boot: node_name.as_deref().map(Arc::from),
                 node_name,
                 node_netns: netns.map(Netns),
                 started: Timestamp::from_unix_ns(started),

@@ -5,6 +5,7 @@
 use std::{
     io::{self, Read, Seek},
     sync::Arc,
+    time::Duration,
 };
 
 use super::{
@@ -21,6 +22,9 @@ use crate::{
     sighting::Hook,
     time::Timestamp,
 };
+
+/// Between two segments of an agent that begins one when it closes the other.
+const SEAM: Duration = Duration::from_secs(1);
 
 /// One step of a replay.
 #[derive(Debug)]
@@ -96,6 +100,25 @@ impl<R: Read + Seek> Player<R> {
         })
     }
 
+    /// Goes on with the next file of the same trace, as the agent closes one segment and begins another. Flows that are open
+    /// stay open; [`Self::damage`] begins again. Returns the time that neither file covers, if there is some; it counts as a loss.
+    pub(super) fn go_on(&mut self, file: R) -> Result<Option<(Timestamp, Timestamp)>, OpenError> {
+        let (reader, header) = Reader::open(file)?;
+        self.reader = reader;
+        (self.block, self.at, self.next_record) = (Block::default(), 0, 0);
+        self.assembler.forget();
+        let from = self.now;
+        if header.started <= from.saturating_add(SEAM) {
+            return Ok(None);
+        }
+        // Objects may have been deleted meanwhile.
+        self.pipeline.cluster_before().history = History::new(LOOK_BACK);
+        self.started = false;
+        self.missing_since.get_or_insert(from);
+        self.now = header.started;
+        Ok(Some((from, header.started)))
+    }
+
     pub fn header(&self) -> &Header {
         &self.header
     }
@@ -123,7 +146,7 @@ impl<R: Read + Seek> Player<R> {
         &self.missing
     }
 
-    /// The first damaged parts, and the number of all.
+    /// The first damaged parts of the file, and the number of all.
     pub fn damage(&self) -> (&[Damage], u64) {
         self.reader.damage()
     }

@@ -3,22 +3,28 @@
 //! Owns the search for intact blocks and the account of missing ones. Memory is bounded by one compressed block, its
 //! payload and its records, whatever the file contains; every byte is read a bounded number of times.
 
-use std::io::{self, Read, Seek, SeekFrom};
+use std::{
+    collections::VecDeque,
+    io::{self, Read, Seek, SeekFrom},
+};
 
 use bytes::Buf;
 
 use super::{
     frame::{self, FILE_MAGIC, FRAME_HEADER_BYTES, FRAME_MAGIC, Frame, FrameKind, MAX_PAYLOAD_BYTES},
     header::{Header, Unsuitable},
+    item::{Assembler, Item},
     records::{Records, unpack},
 };
-use crate::error::Hint;
+use crate::{error::Hint, time::Timestamp};
 
 /// A file with another beginning is a damaged recording if a frame begins within its first bytes, otherwise it is not a
 /// recording.
 const FRAME_WITHIN: usize = 4 << 20;
 /// The limit of checksums over bytes that are read again, in bytes. Above it a frame's length is trusted.
 const AGAIN_BYTES: u64 = 256 << 20;
+/// A trace advances at least once in so many blocks at its end.
+const LAST_BLOCKS: usize = 4;
 const READ_BYTES: usize = 256 << 10;
 
 /// Why a recording cannot be read.
@@ -312,6 +318,46 @@ impl<R: Read + Seek> Reader<R> {
             self.damage.push(damage);
         }
     }
+}
+
+/// The latest time in the last blocks of a recording, found by the frames' headers alone; `None` if a frame is damaged.
+pub(super) fn last_time<R: Read + Seek>(mut file: R) -> Option<Timestamp> {
+    let mut offset = FILE_MAGIC.len() as u64;
+    let mut last = VecDeque::with_capacity(LAST_BLOCKS);
+    let mut header = [0; FRAME_HEADER_BYTES];
+    loop {
+        file.seek(SeekFrom::Start(offset)).ok()?;
+        if file.read_exact(&mut header).is_err() {
+            break;
+        }
+        let frame = Frame::decode(&header)?;
+        offset += (FRAME_HEADER_BYTES + frame.compressed_bytes as usize) as u64;
+        if frame.kind == FrameKind::Items {
+            if last.len() == LAST_BLOCKS {
+                last.pop_front();
+            }
+            last.push_back((offset - u64::from(frame.compressed_bytes), frame));
+        }
+    }
+    let mut time = None;
+    for (offset, frame) in last {
+        let mut compressed = vec![0; frame.compressed_bytes as usize];
+        file.seek(SeekFrom::Start(offset)).ok()?;
+        file.read_exact(&mut compressed).ok()?;
+        let payload = zstd::bulk::decompress(&compressed, frame.payload_bytes as usize).ok()?;
+        let mut rest = payload.as_slice();
+        let length = rest.try_get_u32_le().ok()? as usize;
+        let (mut items, mut assembler) = (rest.get(..length)?, Assembler::default());
+        while let Some(item) = assembler.next(&mut items) {
+            let of_item = match item {
+                Ok(Item::Advance(now) | Item::Finish(now)) => Some(now),
+                Ok(Item::End(end)) => Some(end.ended),
+                Ok(_) | Err(_) => None,
+            };
+            time = time.max(of_item);
+        }
+    }
+    time
 }
 
 impl<R> Reader<R> {

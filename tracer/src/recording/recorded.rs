@@ -38,6 +38,16 @@ impl Recorded {
         self.pipeline.cluster_mut()
     }
 
+    /// As [`Pipeline::note_crossings`].
+    pub(crate) fn note_crossings(&mut self) {
+        self.pipeline.note_crossings();
+    }
+
+    /// As [`Pipeline::stay_on_trace_clock`].
+    pub(crate) fn stay_on_trace_clock(&mut self) {
+        self.pipeline.stay_on_trace_clock();
+    }
+
     /// As [`Pipeline::set_missing_hooks`]. Only before the recording begins, because the header contains the hooks.
     pub fn set_missing_hooks(&mut self, missing: Vec<Hook>) {
         self.pipeline.set_missing_hooks(missing);

@@ -58,6 +58,7 @@ fn header() -> Header {
         byte_order: super::BYTE_ORDER.to_owned(),
         kernel_release: String::new(),
         node_name: None,
+        boot: None,
         node_netns: None,
         target: None,
         started: Timestamp::MIN,

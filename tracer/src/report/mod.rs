@@ -21,6 +21,7 @@ pub(crate) mod printer;
 mod row;
 pub(crate) mod schema;
 mod sink;
+pub mod story;
 mod summary;
 mod top;
 pub mod why;
@@ -58,6 +59,34 @@ pub enum Output {
     Json,
     /// One YAML document a record, with the same fields
     Yaml,
+}
+
+/// How a replay is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum ReplayOutput {
+    /// The verdicts as a table, and a summary
+    #[default]
+    Table,
+    /// The same with all known details, never shortened
+    Wide,
+    /// One JSON object a record and line; `viptrace schema` describes it
+    Json,
+    /// One YAML document a record, with the same fields
+    Yaml,
+    /// What happened, on one screen: the cause, since when, who was hit, what changed, what to do
+    Story,
+}
+
+impl ReplayOutput {
+    /// The form of the rows, for an output that has them.
+    pub(crate) const fn rows(self) -> Output {
+        match self {
+            Self::Table | Self::Story => Output::Table,
+            Self::Wide => Output::Wide,
+            Self::Json => Output::Json,
+            Self::Yaml => Output::Yaml,
+        }
+    }
 }
 
 /// The form of a report.

@@ -6,6 +6,7 @@
 
 mod changes;
 mod connections;
+mod crossing;
 mod grace;
 mod healthy_folds;
 mod latency;
@@ -33,7 +34,7 @@ use crate::{
     node::Snapshot,
     sighting::{Hook, ListedEntry, Sighting},
     time::Timestamp,
-    verdict::{Verdict, VerdictKey},
+    verdict::{NearbyChange, Verdict, VerdictKey},
 };
 use changes::Changes;
 use healthy_folds::HealthyFolds;
@@ -44,6 +45,7 @@ use wall_clock::WallClock;
 pub(crate) use changes::SavedChanges;
 pub(crate) use connections::Attribution;
 pub use connections::{Connections, Pair};
+pub use crossing::{Crossing, Side};
 pub use grace::Grace;
 pub(crate) use healthy_folds::Folded;
 pub use latency::Latency;
@@ -109,6 +111,21 @@ pub struct Judgements {
     /// Flows that went to no Service's address, with [`Detail::All`]: at an endpoint's node, those that another node
     /// translated.
     pub arrivals: Vec<Arrival>,
+    /// Flows that may cross to another node, if [`Pipeline::note_crossings`] asked for them.
+    pub crossings: Vec<Crossing>,
+}
+
+impl Judgements {
+    /// Brings every time in them to another clock.
+    pub(crate) fn map_times(&mut self, to: impl Fn(Timestamp) -> Timestamp) {
+        for judged in &mut self.judged {
+            judged.verdict.map_times(&to);
+        }
+        for folded in &mut self.folded {
+            Arc::make_mut(&mut folded.verdict).map_times(&to);
+            folded.last = to(folded.last);
+        }
+    }
 }
 
 /// A flow that went to no Service's address, as an endpoint's node observes it.
@@ -157,6 +174,8 @@ pub struct Pipeline {
     wall_clock: WallClock,
     changes: Changes,
     arrivals: Vec<Arrival>,
+    /// `None` if nobody compares clocks.
+    crossings: Option<Vec<Crossing>>,
 }
 
 impl Pipeline {
@@ -181,7 +200,18 @@ impl Pipeline {
             wall_clock: WallClock::default(),
             changes: Changes::default(),
             arrivals: Vec::new(),
+            crossings: None,
         }
+    }
+
+    /// Adds to the judgements the flows that may cross to another node.
+    pub(crate) fn note_crossings(&mut self) {
+        self.crossings.get_or_insert_default();
+    }
+
+    /// Leaves the times of verdicts on the clock of the trace, whatever happened to the wall clock.
+    pub(crate) fn stay_on_trace_clock(&mut self) {
+        self.wall_clock.ignore();
     }
 
     pub fn settings(&self) -> &Settings {
@@ -345,6 +375,11 @@ impl Pipeline {
         self.changes.loss()
     }
 
+    /// The changes of the last hour that concern the flow of a verdict, however far they are from it.
+    pub(crate) fn changes_concerning(&self, verdict: &Verdict) -> Vec<NearbyChange> {
+        self.changes.concerning(verdict, &self.cluster.history, self.settings.node_name.as_deref())
+    }
+
     pub(crate) fn save_changes(&self) -> SavedChanges {
         self.changes.save()
     }
@@ -434,22 +469,19 @@ impl Pipeline {
         self.collect(judged)
     }
 
-    fn collect(&mut self, mut judged: Vec<Judged>) -> Judgements {
+    fn collect(&mut self, judged: Vec<Judged>) -> Judgements {
         let (history, clock) = (&self.cluster.history, &self.wall_clock);
-        let mut folded = self.healthy.take();
+        let folded = self.healthy.take();
         let unjudged =
             self.flows.take_unjudged().into_iter().map(|flows| NotJudged::of(flows, history, clock));
         let unjudged = unjudged.collect();
+        let arrivals = std::mem::take(&mut self.arrivals);
+        let crossings = self.crossings.as_mut().map(std::mem::take).unwrap_or_default();
+        let mut judgements = Judgements { judged, folded, unjudged, arrivals, crossings };
         if !clock.is_steady() {
-            for judged in &mut judged {
-                clock.stamp(&mut judged.verdict);
-            }
-            for folded in &mut folded {
-                clock.stamp(Arc::make_mut(&mut folded.verdict));
-                folded.last = clock.unix(folded.last);
-            }
+            judgements.map_times(|time| clock.unix(time));
         }
-        Judgements { judged, folded, unjudged, arrivals: std::mem::take(&mut self.arrivals) }
+        judgements
     }
 
     fn judge_ready(&mut self, now: Timestamp, judged: &mut Vec<Judged>) {
@@ -469,6 +501,11 @@ impl Pipeline {
             && let Some(flow) = self.flows.next_settled()
         {
             taken += 1;
+            if let Some(crossings) = &mut self.crossings
+                && flow.revision <= 1
+            {
+                crossings.extend(Crossing::of(&flow));
+            }
             if self.fold(&flow) {
                 continue;
             }

@@ -3,7 +3,10 @@
 //! Counts the last verdict of each flow. The ranking is the triage order of the runbooks (K13): no endpoints, then
 //! kube-proxy not running, then rules, then conntrack, then the path; within a rank, the more frequent.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -15,6 +18,8 @@ use super::{
 use crate::{
     class::{Class, Domain, Kind, Severity},
     cluster::Key,
+    diagnosis::triage::nodes::{SharedText, shared},
+    text::list,
     time::Timestamp,
     verdict::{ServiceRef, Verdict, VerdictKey},
 };
@@ -178,6 +183,11 @@ impl Summary {
         out
     }
 
+    /// The position of a cause in the triage order (K13).
+    pub(crate) fn rank(verdict: &Verdict) -> u8 {
+        rank(verdict)
+    }
+
     /// Connect times of healthy flows, by Service port.
     pub fn latencies(&self) -> Vec<Latency> {
         self.latencies.summarize()
@@ -224,6 +234,35 @@ pub struct Ending {
 }
 
 impl Ending {
+    /// The endings of several nodes as one: sums, and each gap with the nodes that have it.
+    pub fn of_nodes(nodes: impl IntoIterator<Item = (String, Self)>) -> Self {
+        let mut all = Self { started: Timestamp::MAX, ..Self::default() };
+        let (mut gaps, mut names) = (Vec::new(), BTreeSet::new());
+        let mut suppressed: BTreeMap<Key, u64> = BTreeMap::new();
+        for (name, ending) in nodes {
+            all.started = all.started.min(ending.started);
+            all.ended = all.ended.max(ending.ended);
+            all.flows_open += ending.flows_open;
+            all.flows_evicted += ending.flows_evicted;
+            all.lost_events += ending.lost_events;
+            all.suppressed_events += ending.suppressed_events;
+            all.metadata_age = all.metadata_age.max(ending.metadata_age);
+            for (service, count) in ending.suppressed_by_service {
+                *suppressed.entry(service).or_default() += count;
+            }
+            gaps.extend(ending.gaps.into_iter().map(|gap| (name.clone(), gap)));
+            names.insert(name);
+        }
+        all.started = all.started.min(all.ended);
+        all.suppressed_by_service = suppressed.into_iter().collect();
+        let named = |SharedText { nodes, text }| {
+            let is_all = nodes.len() == names.len() && nodes.len() > 1;
+            format!("{}: {text}", if is_all { "every node".to_owned() } else { list(&nodes) })
+        };
+        all.gaps = shared(gaps.into_iter()).into_iter().map(named).collect();
+        all
+    }
+
     /// Adds the pipeline's gaps to `gaps`.
     pub fn new(pipeline: &Pipeline, started: Timestamp, ended: Timestamp, mut gaps: Vec<String>) -> Self {
         let cluster = pipeline.cluster();

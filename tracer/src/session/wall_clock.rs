@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{text, time::Timestamp, verdict::Verdict};
+use crate::{text, time::Timestamp};
 
 /// A smaller change is the inaccuracy of two measurements.
 const MIN_STEP_NS: u64 = 50_000_000;
@@ -34,6 +34,8 @@ pub(super) fn in_words(size_ns: i64) -> String {
 #[derive(Debug, Default)]
 pub(super) struct WallClock {
     ahead_ns: i64,
+    /// The times of verdicts stay on the clock of the trace.
+    is_ignored: bool,
     /// Each step with its size in nanoseconds.
     steps: Vec<(Timestamp, i64)>,
     more: u64,
@@ -48,6 +50,10 @@ impl WallClock {
     pub(super) fn set(&mut self, WallStep { at, ahead_ns }: WallStep) {
         let size = ahead_ns.saturating_sub(self.ahead_ns);
         self.ahead_ns = ahead_ns;
+        // A later segment of a recording repeats the distance at its beginning.
+        if size == 0 {
+            return;
+        }
         if self.steps.len() < MAX_STEPS {
             self.steps.push((at, size));
         } else {
@@ -55,32 +61,27 @@ impl WallClock {
         }
     }
 
+    /// From now on no time follows the wall clock.
+    pub(super) const fn ignore(&mut self) {
+        self.is_ignored = true;
+    }
+
     pub(super) const fn is_steady(&self) -> bool {
-        self.ahead_ns == 0
+        self.ahead_ns == 0 || self.is_ignored
     }
 
     /// The distance now; `None` without a step.
     pub(super) const fn ahead_ns(&self) -> Option<i64> {
-        if self.is_steady() { None } else { Some(self.ahead_ns) }
+        if self.ahead_ns == 0 { None } else { Some(self.ahead_ns) }
     }
 
     /// A time of the trace as the wall clock counts it.
     pub(super) fn unix(&self, time: Timestamp) -> Timestamp {
         // The times of a trace's beginning and end stand for "before" and "after everything".
-        if time == Timestamp::MIN || time == Timestamp::MAX { time } else { time.shifted(self.ahead_ns) }
-    }
-
-    /// Converts the times in a verdict.
-    pub(super) fn stamp(&self, verdict: &mut Verdict) {
-        verdict.time = self.unix(verdict.time);
-        verdict.flow.started = self.unix(verdict.flow.started);
-        for piece in &mut verdict.evidence {
-            piece.time = piece.time.map(|time| self.unix(time));
+        if self.is_ignored || time == Timestamp::MIN || time == Timestamp::MAX {
+            return time;
         }
-        for change in &mut verdict.changes_around {
-            change.time = self.unix(change.time);
-            change.after = change.after.map(|time| self.unix(time));
-        }
+        time.shifted(self.ahead_ns)
     }
 
     /// A line for each step.

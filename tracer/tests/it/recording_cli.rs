@@ -59,8 +59,8 @@ fn records_and_exit_status_equal_those_of_the_live_trace() {
     let (_, faults, _) = replay(&path, &["-o", "json"]);
     assert!(!faults.is_empty() && faults.lines().count() < records.len());
     assert!(faults.lines().all(|fault| stdout.contains(fault)));
-    let (_, cart, _) = replay(&path, &["shop/cart", "-o", "json", "--all"]);
-    let (_, checkout, _) = replay(&path, &["-n", "shop", "checkout", "-o", "json", "--all"]);
+    let (_, cart, _) = replay(&path, &["--service", "shop/cart", "-o", "json", "--all"]);
+    let (_, checkout, _) = replay(&path, &["-n", "shop", "--service", "checkout", "-o", "json", "--all"]);
     assert!(cart.lines().count() > 100 && checkout.lines().count() > 0);
     assert!(checkout.lines().all(|line| line.contains("\"C20\"")), "{checkout}");
     let (status, table, _) = replay(&path, &[]);
@@ -75,7 +75,7 @@ fn the_target_is_part_of_the_recording() {
     let (_, stdout, stderr) = replay(&path, &["-o", "json", "--all"]);
     assert!(stderr.contains("replaying service/shop/checkout"), "{stderr}");
     assert!(stdout.lines().count() > 0 && stdout.lines().count() < live.len());
-    let (_, _, stderr) = replay(&path, &["shop/cart", "-o", "json"]);
+    let (_, _, stderr) = replay(&path, &["--service", "shop/cart", "-o", "json"]);
     assert!(stderr.contains("may be missing"), "{stderr}");
 }
 
@@ -88,7 +88,7 @@ fn a_target_without_records_is_reported() {
         ("shop/db", "has no VIP"),
         ("shop/elsewhere", "there is no service/shop/elsewhere in this cluster"),
     ] {
-        let (status, stdout, stderr) = replay(&path, &[target, "--all"]);
+        let (status, stdout, stderr) = replay(&path, &["--service", target, "--all"]);
         assert_eq!(status, Some(0), "{stderr}");
         let said = format!("nothing of service/{target} is in the recording");
         assert!(stderr.contains(&said) && stderr.contains(why), "{target}: {stdout}{stderr}");

@@ -78,6 +78,7 @@ pub(crate) fn header(corpus: &Corpus) -> Header {
         byte_order: BYTE_ORDER.to_owned(),
         kernel_release: "6.12-test".to_owned(),
         node_name: Some("worker-1".to_owned()),
+        boot: None,
         node_netns: Some(NODE),
         target: None,
         started: Timestamp::from_unix_ns(CLOCK_OFFSET_NS),

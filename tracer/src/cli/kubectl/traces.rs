@@ -17,7 +17,6 @@ use super::{Progress, Session, Visits};
 use crate::{
     cli::stop::Stop,
     cluster::{self, Cluster, Feed, Key, Opened, Source, Update},
-    diagnosis::triage::nodes::{SharedText, shared},
     kernel::now,
     plugin::{
         nodes::{Choice, MAX_NODES},
@@ -26,7 +25,7 @@ use crate::{
         wire::{self, Answer, Connection, Order, Task},
     },
     session::{Arrival, Ending, Folded, Judged, NotJudged},
-    text::{list, safe},
+    text::safe,
     time::Timestamp,
     verdict::Verdict,
 };
@@ -428,42 +427,29 @@ impl<'s> Traces<'s> {
     }
 
     fn ending(&mut self) -> Ending {
-        let ended = now();
-        let mut merged = Ending { started: self.started.unwrap_or(ended), ended, ..Ending::default() };
-        let mut gaps = Vec::new();
-        let mut suppressed: BTreeMap<Key, u64> = BTreeMap::new();
-        for (name, node) in &self.nodes {
-            if node.has_agent && node.is_complete() {
-                gaps.push((name.clone(), "healthy flows are a sample: that of the agent".to_owned()));
-                continue;
-            }
-            let Some(ending) = &node.ending else {
+        let endings = self.nodes.iter().map(|(name, node)| {
+            let gap = |text: String| Ending { gaps: vec![text], ..Ending::default() };
+            let ending = if node.has_agent && node.is_complete() {
+                gap("healthy flows are a sample: that of the agent".to_owned())
+            } else if let Some(ending) = &node.ending {
+                ending.clone()
+            } else {
                 let why = match &node.error {
                     Some(error) => error.to_string(),
                     None => "it was left before its end".to_owned(),
                 };
-                gaps.push((name.clone(), format!("not traced to the end: {why}")));
-                merged.lost_events += node.lost_events;
-                continue;
+                let lost_events = node.lost_events;
+                Ending { lost_events, ..gap(format!("not traced to the end: {why}")) }
             };
-            merged.flows_open += ending.flows_open;
-            merged.flows_evicted += ending.flows_evicted;
-            merged.lost_events += ending.lost_events;
-            merged.suppressed_events += ending.suppressed_events;
-            for (service, count) in &ending.suppressed_by_service {
-                *suppressed.entry(service.clone()).or_default() += count;
-            }
-            gaps.extend(ending.gaps.iter().map(|gap| (name.clone(), gap.clone())));
+            (name.clone(), ending)
+        });
+        let ended = now();
+        Ending {
+            started: self.started.unwrap_or(ended),
+            ended,
+            metadata_age: self.objects.cluster.status.metadata_age(ended),
+            ..Ending::of_nodes(endings)
         }
-        merged.suppressed_by_service = suppressed.into_iter().collect();
-        merged.metadata_age = self.objects.cluster.status.metadata_age(now());
-        let all = self.nodes.len();
-        let named = |SharedText { nodes, text }| {
-            let place = if nodes.len() == all && all > 1 { "every node".to_owned() } else { list(&nodes) };
-            format!("{place}: {text}")
-        };
-        merged.gaps = shared(gaps.into_iter()).into_iter().map(named).collect();
-        merged
     }
 }
 

@@ -62,6 +62,19 @@ impl Target {
             .hint(|| "`kubectl get services,pods -A` lists the existing ones".to_owned())
     }
 
+    /// Whether it is the flow's client.
+    pub(crate) fn is_client(&self, verdict: &Verdict) -> bool {
+        let client = verdict.flow.client;
+        match self {
+            Self::Service { .. } => false,
+            Self::Pod { namespace, name } => {
+                let pod = verdict.flow.client_pod.as_deref().and_then(|pod| pod.split_once('/'));
+                pod == Some((namespace.as_str(), name.as_str()))
+            }
+            Self::Address { ip, port } => client.ip() == *ip && port.is_none_or(|port| client.port() == port),
+        }
+    }
+
     /// Whether a verdict belongs to the target.
     pub fn matches(&self, verdict: &Verdict) -> bool {
         let flow = &verdict.flow;

@@ -74,7 +74,7 @@ impl Sink for Shown<'_> {
 
     fn attached(&mut self, tracer: &Tracer, _: Header) -> anyhow::Result<()> {
         let hooks = tracer.attached().len();
-        let what = self.show.target.as_ref().map_or("every Service".to_owned(), ToString::to_string);
+        let what = self.show.target().map_or("every Service".to_owned(), ToString::to_string);
         Ok(self.report.note(&format!("tracing {what} with {hooks} hooks; Ctrl-C ends with a summary"))?)
     }
 

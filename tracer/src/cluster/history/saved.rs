@@ -80,7 +80,7 @@ impl History {
         self.look_back = std::time::Duration::from_secs(facts.look_back);
         self.known = facts.known;
         self.forgotten = facts.forgotten;
-        self.refused = self.refused.saturating_add(facts.refused);
+        self.refused = self.refused.max(facts.refused);
         self.reindex();
     }
 }

@@ -319,6 +319,20 @@ impl Changes {
         verdict.changes_around = near.into_iter().map(|(.., change)| change.beside(began)).collect();
     }
 
+    /// All changes that concern the flow of a verdict.
+    pub(super) fn concerning(
+        &self,
+        verdict: &Verdict,
+        history: &History,
+        node_name: Option<&str>,
+    ) -> Vec<NearbyChange> {
+        let of = |subject: Subject| {
+            let line = self.shelves.get(subject.shelf()).and_then(|shelf| shelf.of.get(&subject));
+            line.into_iter().flatten().map(|(_, change)| change.beside(verdict.flow.started))
+        };
+        concerned(verdict, history, node_name).into_iter().flat_map(of).collect()
+    }
+
     /// A line for the summary, if changes of the last hour were displaced.
     pub(super) fn loss(&self) -> Option<String> {
         (self.forgotten > 0).then(|| {

@@ -1,0 +1,102 @@
+//! The arguments of `viptrace replay`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::{EXIT_STATUS, REPLAY_EXAMPLES, ViewArgs, target, usage};
+use crate::{
+    class::Class,
+    cli::selection::{FlowAddresses, Selection},
+    parse::when::When,
+    report::{Form, ReplayOutput},
+};
+
+#[derive(Debug, Args)]
+#[command(after_help = REPLAY_EXAMPLES, after_long_help = format!("{REPLAY_EXAMPLES}\n\n{EXIT_STATUS}"))]
+pub struct ReplayArgs {
+    /// Recordings of `viptrace trace --record FILE`, segments of agents, and folders of them; of one node or of several
+    #[arg(value_name = "FILE|DIR", required = true)]
+    paths: Vec<PathBuf>,
+
+    #[command(flatten)]
+    wanted: WantedArgs,
+    /// How to print
+    #[arg(short, long, value_name = "FORMAT", default_value = "table", help_heading = "Output")]
+    output: ReplayOutput,
+    #[command(flatten)]
+    view: ViewArgs,
+}
+
+/// Which flows are shown.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Flows")]
+struct WantedArgs {
+    /// Only flows of this Service: NAMESPACE/SERVICE [default: the recorded trace's target]
+    #[arg(long, value_name = "SERVICE")]
+    service: Option<String>,
+    /// Only flows of this client: pod/NAMESPACE/NAME, IP, IP:PORT or [IPv6]:PORT
+    #[arg(long, value_name = "CLIENT")]
+    client: Option<String>,
+    /// The namespace of SERVICE and of CLIENT, if they are bare names
+    #[arg(short, long, value_name = "NAMESPACE")]
+    namespace: Option<String>,
+    /// Only this flow, by its addresses with ports: CLIENT or CLIENT,TO such as 10.0.1.2:40000,10.96.0.10:80
+    #[arg(long, value_name = "ADDRESSES", value_parser = FlowAddresses::parse)]
+    flow: Option<FlowAddresses>,
+    /// Only flows of these classes, such as C20 or ok; separate several by commas
+    #[arg(long, value_name = "CLASS", value_delimiter = ',', value_parser = class)]
+    class: Vec<Class>,
+    /// Only flows that were open since then: 2026-01-02T10:00:00Z, "2026-01-02 10:00" or 10:00:30 in UTC, or 15m for so
+    /// long before the recording's end
+    #[arg(long, value_name = "TIME", value_parser = When::parse)]
+    since: Option<When>,
+    /// Only flows that began until then; TIME as for --since
+    #[arg(long, value_name = "TIME", value_parser = When::parse)]
+    until: Option<When>,
+}
+
+/// The options of `viptrace replay`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReplayOptions {
+    /// Files and folders.
+    pub files: Vec<PathBuf>,
+    pub selection: Selection,
+    pub output: ReplayOutput,
+    /// Of the rows, for an output that has them.
+    pub form: Form,
+}
+
+impl ReplayArgs {
+    /// Resolves the arguments to options; the error is a usage error.
+    pub fn resolve(self) -> Result<ReplayOptions, clap::Error> {
+        let form = Form { replayed: true, ..self.view.form(self.output.rows()) };
+        Ok(ReplayOptions { files: self.paths, selection: self.wanted.resolve()?, output: self.output, form })
+    }
+}
+
+impl WantedArgs {
+    fn resolve(self) -> Result<Selection, clap::Error> {
+        let namespace = self.namespace.as_deref();
+        let service = target("replay", self.service.as_deref(), namespace)?;
+        let client = target("replay", self.client.as_deref(), namespace)?;
+        if client.as_ref().is_some_and(|client| client.service().is_some()) {
+            let why = "--client takes a Pod or an address: write pod/NAMESPACE/NAME or an IP address";
+            return Err(usage("replay", why.to_owned()));
+        }
+        Ok(Selection {
+            target: service,
+            client,
+            flow: self.flow,
+            classes: self.class,
+            since: self.since,
+            until: self.until,
+        })
+    }
+}
+
+/// A class by its name, in either case.
+fn class(text: &str) -> Result<Class, String> {
+    let known = Class::ALL.iter().find(|class| class.id().eq_ignore_ascii_case(text.trim()));
+    known.copied().ok_or_else(|| format!("{text:?} is no class: `viptrace explain` lists them"))
+}

@@ -1,0 +1,118 @@
+//! The flows that a person wants to see.
+
+use std::net::SocketAddr;
+
+use super::target::Target;
+use crate::{class::Class, parse::when::When, session::Judgements, time::Timestamp, verdict::Verdict};
+
+/// Which flows are shown. Without a condition, all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Selection {
+    pub target: Option<Target>,
+    /// The client: a Pod or an address.
+    pub client: Option<Target>,
+    pub flow: Option<FlowAddresses>,
+    /// Empty for all.
+    pub classes: Vec<Class>,
+    pub(crate) since: Option<When>,
+    pub(crate) until: Option<When>,
+}
+
+/// The addresses of one flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowAddresses {
+    pub client: SocketAddr,
+    /// The Service's address or the endpoint's.
+    pub to: Option<SocketAddr>,
+}
+
+impl FlowAddresses {
+    /// Parses `CLIENT` or `CLIENT,TO`, each as `IP:PORT` or `[IPv6]:PORT`. The error says how to write it.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        let (client, to) = text.split_once(',').map_or((text, None), |(client, to)| (client, Some(to)));
+        let address = |text: &str| {
+            let parsed = text.trim().parse::<SocketAddr>();
+            parsed.map_err(|_| {
+                format!("{text:?} is not an address with a port: write CLIENT or CLIENT,TO as 10.0.1.2:40000,10.96.0.10:80")
+            })
+        };
+        Ok(Self { client: address(client)?, to: to.map(address).transpose()? })
+    }
+
+    pub(crate) fn matches(&self, verdict: &Verdict) -> bool {
+        let flow = &verdict.flow;
+        flow.client == self.client
+            && self.to.is_none_or(|to| [flow.vip, flow.endpoint].into_iter().flatten().any(|it| it == to))
+    }
+}
+
+/// A span of time: `from` and `to` included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub(crate) from: Timestamp,
+    pub(crate) to: Timestamp,
+}
+
+impl Selection {
+    /// Every flow of the target, if there is one.
+    pub(crate) fn of(target: Option<Target>) -> Self {
+        Self { target, ..Self::default() }
+    }
+
+    /// Whether verdicts that flows share are too coarse for it.
+    pub(crate) fn needs_each_flow(&self) -> bool {
+        let is_end = |target: &Target| matches!(target, Target::Pod { .. } | Target::Address { .. });
+        self.target.as_ref().is_some_and(is_end) || self.client.is_some() || self.flow.is_some()
+    }
+
+    /// Whether its times depend on the end of the recording.
+    pub(crate) fn needs_end(&self) -> bool {
+        [self.since, self.until].into_iter().flatten().any(When::needs_end)
+    }
+
+    /// The times in a recording that ends at `end`.
+    pub(crate) fn span(&self, end: Timestamp) -> Span {
+        Span {
+            from: self.since.map_or(Timestamp::MIN, |since| since.in_recording(end)),
+            to: self.until.map_or(Timestamp::MAX, |until| until.in_recording(end)),
+        }
+    }
+
+    /// The wanted ones. Flows without a verdict stay: they may have been wanted.
+    pub(crate) fn of_judgements(&self, mut judgements: Judgements, span: Span) -> Judgements {
+        judgements.judged.retain(|judged| self.wants(&judged.verdict, span));
+        // They are judged together, so that all are wanted or none.
+        judgements.folded.retain(|folded| {
+            self.wants_apart_from_time(&folded.verdict) && (span.from..=span.to).contains(&folded.last)
+        });
+        judgements
+    }
+
+    /// Whether the flow is wanted.
+    fn wants(&self, verdict: &Verdict, span: Span) -> bool {
+        self.wants_apart_from_time(verdict) && verdict.time >= span.from && verdict.flow.started <= span.to
+    }
+
+    fn wants_apart_from_time(&self, verdict: &Verdict) -> bool {
+        self.target.as_ref().is_none_or(|target| target.matches(verdict))
+            && self.client.as_ref().is_none_or(|client| client.is_client(verdict))
+            && self.flow.is_none_or(|flow| flow.matches(verdict))
+            && (self.classes.is_empty() || self.classes.contains(&verdict.class))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flows_by_their_addresses() {
+        let flow = FlowAddresses::parse("10.0.1.2:40000,10.96.0.10:80").unwrap();
+        assert_eq!(flow.to, Some("10.96.0.10:80".parse().unwrap()));
+        let v6 = FlowAddresses::parse("[fd00::1]:40000").unwrap();
+        assert_eq!((v6.client.port(), v6.to), (40000, None));
+        for text in ["", "10.0.1.2", "10.0.1.2:40000,", "a,b,c", "10.0.1.2:40000->10.96.0.10:80"] {
+            assert!(FlowAddresses::parse(text).unwrap_err().contains("write CLIENT"), "{text}");
+        }
+    }
+}

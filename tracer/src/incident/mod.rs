@@ -1,0 +1,13 @@
+//! An incident, from the recordings of one or several nodes.
+//!
+//! Brings their clocks together, plays their traces side by side as one timeline, and tells what happened: the first
+//! failure, what changed before, who was hit, when it ended. Must not judge: the verdicts are those of `session`.
+
+pub mod clock;
+mod rate;
+mod story;
+mod timeline;
+
+pub use rate::{Rate, Span};
+pub use story::{Beside, Change, Chapter, Ended, Names, Story};
+pub use timeline::{Moment, Timeline, Track};

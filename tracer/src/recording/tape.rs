@@ -1,0 +1,318 @@
+//! Several files as the traces that they are parts of.
+//!
+//! The agent's flight recorder writes one trace into many segments, and every node has its own. Owns which files are one
+//! trace, their order, and the account of those that cannot be read. Each [`Tape`] plays the files of one trace as one
+//! recording. Compares no clocks and prints nothing.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fs::{self, File},
+    io::{self, Read as _},
+    path::{Path, PathBuf},
+};
+
+use super::{
+    End, Header, OpenError, Player, Recorded, Step,
+    frame::FILE_MAGIC,
+    reader::{Damage, Reader},
+};
+use crate::{
+    error::{Hint, sentence},
+    session::{Detail, Judgements},
+    time::Timestamp,
+};
+
+/// How deep folders are searched.
+const MAX_DEPTH: usize = 4;
+/// The most files of one replay.
+const MAX_FILES: usize = 65_536;
+/// The most skipped files and uncovered times named; the others are counted.
+const MAX_NAMED: usize = 64;
+
+/// A file that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cannot replay {path}: {why}")]
+pub struct UnusableFile {
+    pub path: PathBuf,
+    pub why: String,
+    hint: Option<String>,
+}
+
+impl Hint for UnusableFile {
+    fn hint(&self) -> Option<String> {
+        self.hint.clone()
+    }
+}
+
+impl UnusableFile {
+    fn io(path: &Path, error: &io::Error) -> Self {
+        let hint = Some("`viptrace trace --record FILE` makes one".to_owned());
+        Self { path: path.to_owned(), why: sentence(error), hint }
+    }
+
+    fn open(path: &Path, error: &OpenError) -> Self {
+        Self { path: path.to_owned(), why: sentence(error), hint: error.hint() }
+    }
+}
+
+/// The traces in files and folders.
+#[derive(Debug, Default)]
+pub struct Tapes {
+    /// By the time of their beginnings.
+    pub tapes: Vec<Tape>,
+    /// Files that look like recordings and could not be used.
+    pub skipped: Vec<UnusableFile>,
+    /// Other files in the folders.
+    pub others: u64,
+}
+
+/// The files of one trace, in their order.
+#[derive(Debug)]
+pub struct Tape {
+    header: Header,
+    files: VecDeque<PathBuf>,
+    /// Its number of files.
+    count: usize,
+    playing: Option<Playing>,
+    detail: Detail,
+    uncovered: Vec<(Timestamp, Timestamp)>,
+    /// The damage of the files before this one: the first parts, and their number.
+    damaged: Vec<(PathBuf, Damage)>,
+    damaged_count: u64,
+    skipped: Vec<UnusableFile>,
+}
+
+#[derive(Debug)]
+struct Playing {
+    player: Player<File>,
+    path: PathBuf,
+    end: Option<End>,
+}
+
+impl Tapes {
+    /// Finds the recordings among these paths, and in the folders among them; reads their headers. Fails if a path that is
+    /// not a folder cannot be read, or a folder cannot be listed.
+    pub fn find(paths: &[PathBuf], detail: Detail) -> Result<Self, UnusableFile> {
+        let mut found = Self::default();
+        let mut files = Vec::new();
+        for path in paths {
+            let failed = |error: io::Error| UnusableFile::io(path, &error);
+            if fs::metadata(path).map_err(failed)?.is_dir() {
+                found.search(path, 0, &mut files).map_err(failed)?;
+            } else {
+                files.push(path.clone());
+            }
+        }
+        found.sort(files, detail);
+        Ok(found)
+    }
+
+    fn search(&mut self, folder: &Path, depth: usize, files: &mut Vec<PathBuf>) -> io::Result<()> {
+        let mut entries: Vec<_> = fs::read_dir(folder)?.collect::<Result<_, _>>()?;
+        entries.sort_unstable_by_key(fs::DirEntry::file_name);
+        for entry in entries {
+            let path = entry.path();
+            let kind = entry.file_type()?;
+            if kind.is_dir() && depth < MAX_DEPTH {
+                self.search(&path, depth + 1, files)?;
+            } else if kind.is_file() && is_recording(&path) && files.len() < MAX_FILES {
+                files.push(path);
+            } else {
+                self.others += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sorts files by trace and time.
+    fn sort(&mut self, files: Vec<PathBuf>, detail: Detail) {
+        let mut traces: BTreeMap<_, BTreeMap<Timestamp, (PathBuf, Header)>> = BTreeMap::new();
+        for path in files {
+            let opened = regular(&path)
+                .and_then(|file| Reader::open(file).map_err(|error| UnusableFile::open(&path, &error)));
+            let header = match opened {
+                Ok((_, header)) => header,
+                Err(file) => {
+                    self.skip(file);
+                    continue;
+                }
+            };
+            // A trace has its own clock: the distance is measured once, to the nanosecond.
+            let trace = (header.node_name.clone(), header.clock_offset_ns);
+            let of_trace = traces.entry(trace).or_default();
+            if let Some((first, _)) = of_trace.get(&header.started) {
+                let why = format!("it begins as {} does, and is left out as its copy", first.display());
+                self.skip(UnusableFile { path, why, hint: None });
+            } else {
+                of_trace.insert(header.started, (path, header));
+            }
+        }
+        let tape = |files: BTreeMap<Timestamp, (PathBuf, Header)>| {
+            let (paths, headers): (VecDeque<_>, Vec<_>) = files.into_values().unzip();
+            let header = headers.into_iter().next()?;
+            Some(Tape::new(header, paths, detail))
+        };
+        self.tapes = traces.into_values().filter_map(tape).collect();
+        self.tapes.sort_by_key(|tape| tape.header.started);
+    }
+
+    fn skip(&mut self, file: UnusableFile) {
+        if self.skipped.len() < MAX_NAMED {
+            self.skipped.push(file);
+        }
+    }
+}
+
+/// Whether the file begins as a recording. A damaged beginning is found only if the file is named itself.
+fn is_recording(path: &Path) -> bool {
+    let mut magic = [0; FILE_MAGIC.len()];
+    File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && magic == FILE_MAGIC
+}
+
+/// Opens a regular file: a pipe cannot be read twice.
+fn regular(path: &Path) -> Result<File, UnusableFile> {
+    let failed = |error: io::Error| UnusableFile::io(path, &error);
+    let file = File::open(path).map_err(failed)?;
+    if file.metadata().map_err(failed)?.is_file() {
+        return Ok(file);
+    }
+    let hint = Some("store the recording in a file first".to_owned());
+    Err(UnusableFile { path: path.to_owned(), why: "it is not a regular file".to_owned(), hint })
+}
+
+impl Tape {
+    fn new(header: Header, files: VecDeque<PathBuf>, detail: Detail) -> Self {
+        let count = files.len();
+        Self {
+            header,
+            files,
+            count,
+            playing: None,
+            detail,
+            uncovered: Vec::new(),
+            damaged: Vec::new(),
+            damaged_count: 0,
+            skipped: Vec::new(),
+        }
+    }
+
+    /// The header of the first file.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// The number of its files.
+    pub fn files(&self) -> usize {
+        self.count
+    }
+
+    /// Before the first step: how healthy flows are reported.
+    pub fn set_detail(&mut self, detail: Detail) {
+        self.detail = detail;
+    }
+
+    /// The player, after the first step.
+    pub fn player(&self) -> Option<&Player<File>> {
+        self.playing.as_ref().map(|playing| &playing.player)
+    }
+
+    /// The latest time so far.
+    pub fn now(&self) -> Timestamp {
+        self.player().map_or(self.header.started, Player::now)
+    }
+
+    /// The times that no file covers, between two files.
+    pub fn uncovered(&self) -> &[(Timestamp, Timestamp)] {
+        &self.uncovered
+    }
+
+    /// Files that could not be read any more when their turn came.
+    pub fn skipped(&self) -> &[UnusableFile] {
+        &self.skipped
+    }
+
+    /// The damaged parts of its files so far: the first ones, and the number of all.
+    pub fn damage(&self) -> (Vec<(&Path, Damage)>, u64) {
+        let (own, found) = self.player().map(Player::damage).unwrap_or_default();
+        let path = self.playing.as_ref().map_or(Path::new(""), |playing| &playing.path);
+        let before = self.damaged.iter().map(|(path, damage)| (path.as_path(), *damage));
+        let all = before.chain(own.iter().map(|damage| (path, *damage))).take(MAX_NAMED);
+        (all.collect(), self.damaged_count + found)
+    }
+
+    /// The time at which its last file ends, from the last blocks of that file; `None` if they are damaged.
+    pub fn last_time(&self) -> Option<Timestamp> {
+        let path = self.files.back().or_else(|| self.playing.as_ref().map(|playing| &playing.path))?;
+        super::reader::last_time(File::open(path).ok()?)
+    }
+
+    /// The end of the trace, if the last file has it.
+    pub fn end(&self) -> Option<&End> {
+        self.playing.as_ref()?.end.as_ref()
+    }
+
+    /// Opens the first file, and applies `prepare` to its player.
+    pub(crate) fn open(&mut self, prepare: impl Fn(&mut Recorded)) {
+        while self.playing.is_none()
+            && let Some(path) = self.files.pop_front()
+        {
+            let opened = regular(&path).and_then(|file| {
+                Player::open(file, self.detail).map_err(|error| UnusableFile::open(&path, &error))
+            });
+            match opened {
+                Ok(mut player) => {
+                    prepare(player.recorded());
+                    self.playing = Some(Playing { player, path, end: None });
+                }
+                Err(file) => self.skipped.push(file),
+            }
+        }
+    }
+
+    /// Plays until there are judgements; `None` after the last file. Open flows are judged with the last file.
+    pub fn step(&mut self) -> Result<Option<(Judgements, Timestamp)>, UnusableFile> {
+        self.open(|_| {});
+        loop {
+            let Some(playing) = &mut self.playing else { return Ok(None) };
+            let step = playing.player.step().map_err(|error| UnusableFile::io(&playing.path, &error))?;
+            match step {
+                Some(Step::Judged { judgements, now }) => return Ok(Some((judgements, now))),
+                Some(Step::Ended(end)) => playing.end = Some(end),
+                None => {
+                    if !self.next_file() {
+                        break;
+                    }
+                }
+            }
+        }
+        let last = self.playing.as_mut().and_then(|playing| {
+            let judgements = playing.player.cut_off()?;
+            Some((judgements, playing.player.now()))
+        });
+        Ok(last)
+    }
+
+    /// Goes on with the next file; false if there is none.
+    fn next_file(&mut self) -> bool {
+        let Some(playing) = &mut self.playing else { return false };
+        let mut damage = Some(playing.player.damage()).map(|(parts, count)| (parts.to_vec(), count));
+        while let Some(path) = self.files.pop_front() {
+            let went_on = regular(&path).and_then(|file| {
+                playing.player.go_on(file).map_err(|error| UnusableFile::open(&path, &error))
+            });
+            match went_on {
+                Ok(gap) => {
+                    let (parts, count) = damage.take().unwrap_or_default();
+                    let room = MAX_NAMED.saturating_sub(self.damaged.len());
+                    self.damaged.extend(parts.into_iter().take(room).map(|it| (playing.path.clone(), it)));
+                    self.damaged_count += count;
+                    self.uncovered.extend(gap.filter(|_| self.uncovered.len() < MAX_NAMED));
+                    (playing.path, playing.end) = (path, None);
+                    return true;
+                }
+                Err(file) => self.skipped.push(file),
+            }
+        }
+        false
+    }
+}
