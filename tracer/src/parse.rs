@@ -1,7 +1,6 @@
 //! The error of a text that cannot be parsed, with its place; durations and sizes as people type them.
 
 pub(crate) mod units;
-pub(crate) mod when;
 
 /// Why a text could not be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

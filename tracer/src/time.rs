@@ -1,5 +1,7 @@
 //! Points in time, in the clock of the whole program.
 
+pub(crate) mod when;
+
 use std::{
     fmt,
     time::{Duration, SystemTime},

@@ -262,8 +262,10 @@ fn nothing(timeline: &Timeline, paths: &[PathBuf]) -> anyhow::Error {
     }
     let names: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
     let error: anyhow::Result<()> = Err(anyhow::anyhow!("no recording is in {}", list(&names)));
-    let hinted = error
-        .hint(|| "name the folder of an agent's segments, or a file of `viptrace trace --record`".to_owned());
+    let hinted = error.hint(|| {
+        "name the folder of an agent's segments; `viptrace trace --record FILE` makes a recording, too"
+            .to_owned()
+    });
     hinted.err().unwrap_or_else(|| anyhow::anyhow!("no recording was found"))
 }
 

@@ -3,7 +3,12 @@
 use std::net::SocketAddr;
 
 use super::target::Target;
-use crate::{class::Class, parse::when::When, session::Judgements, time::Timestamp, verdict::Verdict};
+use crate::{
+    class::Class,
+    session::Judgements,
+    time::{Timestamp, when::When},
+    verdict::Verdict,
+};
 
 /// Which flows are shown. Without a condition, all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -142,7 +142,10 @@ fn start(rate: &Rate) -> Timestamp {
 
 /// A bar for each span, as high as its share of the highest.
 fn bars(rate: &Rate, of: impl Fn(Span) -> u64) -> String {
-    let most = rate.spans().map(|(_, span)| of(span)).max().unwrap_or_default().max(1);
+    let most = rate.spans().map(|(_, span)| of(span)).max().unwrap_or_default();
+    if most == 0 {
+        return "none".to_owned();
+    }
     let bar = |(_, span): (Timestamp, Span)| match of(span) {
         0 => '·',
         count => {
@@ -257,7 +260,7 @@ fn look_alikes(class: Class) -> impl Iterator<Item = String> {
     let section = section.split("\n## ").next().unwrap_or_default();
     section.split("\n- ").skip(1).map(|item| {
         let words: Vec<&str> = item.split_whitespace().collect();
-        plain(&words.join(" "))
+        plain(words.join(" ").trim_end_matches('.'))
     })
 }
 

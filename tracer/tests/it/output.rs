@@ -31,12 +31,47 @@ fn a_replay_in_every_form() {
     assert_snapshot!(terminal.session(&[
         "replay incident.viptrace",
         "replay incident.viptrace --faults-only -q",
-        "replay incident.viptrace shop/frontend",
-        "replay incident.viptrace --all --quiet pod/shop/client-1",
+        "replay incident.viptrace --service shop/frontend",
+        "replay incident.viptrace --all --quiet --client pod/shop/client-1",
     ]));
     assert_snapshot!("a_replay_wide", terminal.run("replay incident.viptrace -o wide"));
-    assert_snapshot!("a_replay_as_yaml", terminal.run("replay incident.viptrace shop/cart -o yaml"));
-    assert_snapshot!("a_replay_as_json", terminal.run("replay incident.viptrace shop/cart -o json"));
+    assert_snapshot!(
+        "a_replay_as_yaml",
+        terminal.run("replay incident.viptrace --service shop/cart -o yaml")
+    );
+    assert_snapshot!(
+        "a_replay_as_json",
+        terminal.run("replay incident.viptrace --service shop/cart -o json")
+    );
+}
+
+#[test]
+fn stories() {
+    let names =
+        ["debian-6.12-api-server-away", "debian-6.1-c29-silent-other-node", "debian-6.12-targeted-service"];
+    let terminal = with_recordings(&names);
+    let commands = names.map(|name| format!("replay {name}.viptrace -o story"));
+    assert_snapshot!(terminal.session(&commands.each_ref().map(String::as_str)));
+}
+
+#[test]
+fn a_part_of_a_replay() {
+    let name = "debian-6.12-api-server-away";
+    let terminal = with_recordings(&[name]);
+    let replay = |flags: &str| format!("replay {name}.viptrace {flags}");
+    let commands = [
+        replay("--class C6 --until 07:01:38"),
+        replay("--since 07:01:39 -o story --quiet"),
+        replay("--flow 10.244.1.100:20081,10.96.10.10:80 --each"),
+        replay("--client pod/client-1 -n shop --since 1s --faults-only --quiet"),
+        replay("--since yesterday"),
+        replay("--flow 10.244.1.100"),
+        replay("--class C99"),
+        replay("--client shop/cart"),
+        replay("shop/cart"),
+        "replay .".to_owned(),
+    ];
+    assert_snapshot!(terminal.session(&commands.each_ref().map(String::as_str)));
 }
 
 /// Nothing is as it should be: events were lost, the API server went away, the file is cut off.

@@ -8,8 +8,8 @@ use super::{EXIT_STATUS, REPLAY_EXAMPLES, ViewArgs, target, usage};
 use crate::{
     class::Class,
     cli::selection::{FlowAddresses, Selection},
-    parse::when::When,
     report::{Form, ReplayOutput},
+    time::when::When,
 };
 
 #[derive(Debug, Args)]

@@ -5,6 +5,7 @@
 
 mod check;
 mod healthy;
+mod incident;
 mod kube_proxy_stopped;
 mod outages;
 mod plugin;
@@ -37,6 +38,7 @@ const SCENARIOS: &[Scenario] = &[
     Scenario { name: "why", run: plugin::why },
     Scenario { name: "plugin-failures", run: plugin::failures },
     Scenario { name: "plugin-with-agent", run: outages::with_agent },
+    Scenario { name: "incident", run: incident::run },
     // The last one: it leaves a node's kernel locked down.
     Scenario { name: "plugin-outages", run: outages::outages },
 ];

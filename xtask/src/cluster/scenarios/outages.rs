@@ -16,12 +16,22 @@ const CONDITION: Duration = Duration::from_mins(3);
 /// Where the agent runs, `trace` reads it and creates nothing.
 pub(super) fn with_agent(cluster: &mut Cluster, namespace: &str) -> Result<()> {
     let workload = Workload::create(cluster, namespace)?;
-    cluster.apply(AGENT)?;
+    with_agents(cluster, 100, |cluster| read_agents(cluster, &workload, namespace))
+}
+
+/// Runs agents on both nodes, which sample one of so many healthy flows, while `work` is done.
+pub(super) fn with_agents(
+    cluster: &mut Cluster,
+    sample: u32,
+    work: impl FnOnce(&mut Cluster) -> Result<()>,
+) -> Result<()> {
+    cluster.apply(&AGENT.replace("sample: 1/100", &format!("sample: 1/{sample}")))?;
     let limit = format!("--timeout={}s", PODS.as_secs());
     let done = cluster
         .kubectl(["--namespace", "viptrace", "rollout", "status", "daemonset/viptrace", &limit])
-        .and_then(|_| read_agents(cluster, &workload, namespace));
-    cluster.kubectl(["delete", "namespace", "viptrace", "--wait=false"])?;
+        .and_then(|_| work(cluster));
+    // The next scenario may create it again.
+    cluster.kubectl(["delete", "namespace", "viptrace"])?;
     done
 }
 

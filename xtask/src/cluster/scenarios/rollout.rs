@@ -49,7 +49,7 @@ fn trace(node: &Node) -> Result<(String, Running)> {
 }
 
 /// Replaces both Pods, and waits until the last old one has ended.
-fn update(cluster: &Cluster, namespace: &str) -> Result<()> {
+pub(super) fn update(cluster: &Cluster, namespace: &str) -> Result<()> {
     let limit = format!("--timeout={}s", PODS.as_secs());
     let in_namespace = ["--namespace", namespace];
     let old = cluster.kubectl(in_namespace.iter().chain(&[

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use jiff::{Timestamp as Instant, civil::DateTime, civil::Time, tz::TimeZone};
 
-use super::units;
-use crate::time::Timestamp;
+use super::Timestamp;
+use crate::parse::units;
 
 /// A moment that may depend on the recording's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
