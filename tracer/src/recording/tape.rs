@@ -140,12 +140,24 @@ impl Tapes {
             // A trace has its own clock: the distance is measured once, to the nanosecond.
             let trace = (header.node_name.clone(), header.clock_offset_ns);
             let of_trace = traces.entry(trace).or_default();
-            if let Some((first, _)) = of_trace.get(&header.started) {
-                let why = format!("it begins as {} does, and is left out as its copy", first.display());
-                self.skip(UnusableFile { path, why, hint: None });
-            } else {
-                of_trace.insert(header.started, (path, header));
-            }
+            let bytes = |path: &Path| fs::metadata(path).map_or(0, |meta| meta.len());
+            let copy = match of_trace.remove(&header.started) {
+                None => {
+                    of_trace.insert(header.started, (path, header));
+                    continue;
+                }
+                Some((first, _)) if bytes(&first) < bytes(&path) => {
+                    of_trace.insert(header.started, (path.clone(), header));
+                    (first, path)
+                }
+                Some(first) => {
+                    let kept = first.0.clone();
+                    of_trace.insert(header.started, first);
+                    (path, kept)
+                }
+            };
+            let why = format!("it begins as {} does, and is left out as its copy", copy.1.display());
+            self.skip(UnusableFile { path: copy.0, why, hint: None });
         }
         let tape = |files: BTreeMap<Timestamp, (PathBuf, Header)>| {
             let (paths, headers): (VecDeque<_>, Vec<_>) = files.into_values().unzip();

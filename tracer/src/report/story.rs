@@ -127,8 +127,8 @@ fn who_was_hit(out: &mut String, paint: Paint, story: &Story, first: &Chapter, o
     line(
         out,
         &format!(
-            "flows     {failed} of {all} failed; per {}, from {}:",
-            length(rate.span()),
+            "flows     {failed} of {all} failed; per {} s, from {}:",
+            rate.span().as_secs(),
             start(rate).clock()
         ),
     );
