@@ -8,6 +8,7 @@ use crate::{
     diagnosis::path::NoPacket,
     error::Hint,
     kernel::running::KernelError,
+    pcap::CaptureError,
     plugin::visit::VisitError,
     recording::{CreateError, OpenError as RecordingError},
 };
@@ -26,6 +27,7 @@ const KNOWN: &[fn(&(dyn Error + 'static)) -> Option<String>] = &[
     hint_of::<crate::kernel::attach::AttachError>,
     hint_of::<CreateError>,
     hint_of::<RecordingError>,
+    hint_of::<CaptureError>,
     hint_of::<NoPacket>,
     hint_of::<ConfigError>,
     hint_of::<StreamError>,

@@ -135,7 +135,7 @@ fn narrowed(header: &Header, wanted: Option<&Target>) -> Option<String> {
 }
 
 /// The missing parts of the recording, in words.
-fn lacks(player: &Player<File>, ended: bool) -> Vec<String> {
+pub(super) fn lacks(player: &Player<File>, ended: bool) -> Vec<String> {
     let mut lacks = Vec::new();
     let (damages, found) = player.damage();
     for damage in damages.iter().take(NAMED) {

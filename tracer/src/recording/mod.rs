@@ -68,6 +68,7 @@ mod player;
 mod reader;
 mod recorded;
 pub(crate) mod records;
+mod sightings;
 #[cfg(test)]
 mod tests;
 mod writer;
@@ -80,5 +81,6 @@ pub use reader::DamageKind;
 pub(crate) use reader::{Damage, OpenError};
 pub use recorded::Recorded;
 pub use records::Records;
+pub use sightings::{Observed, Sightings};
 pub(crate) use writer::Failure;
 pub use writer::{CreateError, Finished, Recorder, create};

@@ -14,7 +14,7 @@ use std::{
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 
 /// The rooms, from the lowest to the highest. The first lines of a room's module state its purpose.
-const ROOMS: [&str; 25] = [
+const ROOMS: [&str; 26] = [
     "error",
     "parse",
     "text",
@@ -36,6 +36,7 @@ const ROOMS: [&str; 25] = [
     "diagnosis::triage",
     "session",
     "recording",
+    "pcap",
     "report",
     "agent",
     "plugin",
