@@ -24,6 +24,7 @@ pub mod kernel;
 pub mod net;
 pub mod node;
 pub mod parse;
+pub mod pcap;
 mod platform;
 pub mod plugin;
 pub mod recording;

@@ -2,6 +2,7 @@
 
 mod agent;
 mod check;
+mod explain_pcap;
 mod path;
 mod replay;
 mod source;
@@ -17,6 +18,7 @@ use clap::{
 pub(crate) use crate::cli::explain::ExplainArgs;
 pub(crate) use agent::{AgentArgs, AgentVerb, StreamArgs};
 pub(crate) use check::{CaptureArgs, CaptureOptions, CheckArgs, CheckOptions, PagesArgs, Record, SchemaArgs};
+pub(crate) use explain_pcap::{ExplainPcapArgs, ExplainPcapOptions};
 pub(crate) use path::{PathArgs, PathOptions};
 pub use replay::{ReplayArgs, ReplayOptions};
 pub(crate) use source::ClusterSource;
@@ -99,6 +101,9 @@ pub enum Verb {
     Capture(CaptureArgs),
     /// Explain a class of the verdicts: its mechanism, how it is recognised, what to do
     Explain(ExplainArgs),
+    /// Give the connections of a packet capture the verdicts of recordings, packets seen twice counted once
+    #[command(name = "explain-pcap")]
+    ExplainPcap(ExplainPcapArgs),
     /// Print the JSON Schema of the records that -o json and -o yaml write
     Schema(SchemaArgs),
     /// Write the man pages and shell completions, for a package

@@ -8,6 +8,7 @@ use crate::{
     diagnosis::path::NoPacket,
     error::Hint,
     kernel::running::KernelError,
+    pcap::CaptureError,
     plugin::visit::VisitError,
     recording::{CreateError, OpenError as RecordingError, UnusableFile},
 };
@@ -27,6 +28,7 @@ const KNOWN: &[fn(&(dyn Error + 'static)) -> Option<String>] = &[
     hint_of::<CreateError>,
     hint_of::<RecordingError>,
     hint_of::<UnusableFile>,
+    hint_of::<CaptureError>,
     hint_of::<NoPacket>,
     hint_of::<ConfigError>,
     hint_of::<StreamError>,

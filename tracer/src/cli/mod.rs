@@ -7,6 +7,7 @@ pub mod args;
 mod capture;
 pub(crate) mod check;
 pub(crate) mod explain;
+mod explain_pcap;
 mod hint;
 pub mod kubectl;
 mod pages;
@@ -105,6 +106,7 @@ fn run_verb(verb: Verb, printer: Printer) -> Result<anyhow::Result<Outcome>, cla
         Verb::Check(args) if args.has_folder() => check::audit::run(&args.resolve()?, printer),
         Verb::Path(args) if args.has_folder() => path::run(&args.resolve()?, printer),
         Verb::Explain(args) => explain::run(&args, printer),
+        Verb::ExplainPcap(args) => explain_pcap::run(&args.resolve(), printer),
         Verb::Schema(args) => schema::run(&args, printer),
         Verb::Pages(args) => pages::run(&args),
         #[cfg(not(target_os = "linux"))]

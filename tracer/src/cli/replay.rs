@@ -2,7 +2,7 @@
 //!
 //! Owns the messages about incomplete recordings and about clocks. The pipeline judges, and the report prints the rows.
 
-use std::{path::PathBuf, time::Duration};
+use std::{fs::File, path::PathBuf, time::Duration};
 
 use crate::{
     cli::{
@@ -13,7 +13,7 @@ use crate::{
         target::Target,
     },
     incident::{Beside, Moment, Story, Timeline, Track, clock::Compared},
-    recording::{Damage, DamageKind, Header, UnusableFile},
+    recording::{Damage, DamageKind, Header, Player, UnusableFile},
     report::{Form, Printer, ReplayOutput, Report, story},
     session::{Ending, Judgements},
     text::{count, length, list, measured, safe},
@@ -356,6 +356,24 @@ fn missing(track: &Track, is_cut: bool) -> Vec<String> {
     if let Some(more) = uncovered.len().checked_sub(NAMED).filter(|more| *more > 0) {
         lacks.push(count(more as u64, "more uncovered time"));
     }
+    lacks.extend(others(player, tape.end().is_some() || is_cut));
+    lacks
+}
+
+/// The missing parts of one recording, in words.
+pub(super) fn lacks(player: &Player<File>, ended: bool) -> Vec<String> {
+    let (damages, found) = player.damage();
+    let mut lacks: Vec<_> = damages.iter().take(NAMED).map(damage_text).collect();
+    if let Some(more) = found.checked_sub(NAMED as u64).filter(|more| *more > 0) {
+        lacks.push(count(more, "more damaged part"));
+    }
+    lacks.extend(others(player, ended));
+    lacks
+}
+
+/// What is missing beside damaged parts.
+fn others(player: &Player<File>, ended: bool) -> Vec<String> {
+    let mut lacks = Vec::new();
     let missing = player.missing();
     if missing.beginning {
         lacks.push("the cluster's objects from before it began are missing".to_owned());
@@ -377,7 +395,7 @@ fn missing(track: &Track, is_cut: bool) -> Vec<String> {
             dropped.to.to_the_millisecond()
         ));
     }
-    if tape.end().is_none() && !is_cut {
+    if !ended {
         lacks.push(format!("it was cut off at {}", player.now().to_the_millisecond()));
     }
     lacks

@@ -16,6 +16,7 @@ pub(super) fn run(args: &SchemaArgs, mut printer: Printer) -> anyhow::Result<Out
         Record::Check => schema::check_schema(),
         Record::Explain => schema::explain_schema(),
         Record::Path => schema::path_schema(),
+        Record::Pcap => schema::pcap_schema(),
         Record::Nodes => schema::nodes_schema(),
         Record::Why => schema::why_schema(),
         Record::Agent => config::schema(),

@@ -68,6 +68,7 @@ mod player;
 mod reader;
 mod recorded;
 pub(crate) mod records;
+mod sightings;
 mod tape;
 #[cfg(test)]
 mod tests;
@@ -81,6 +82,7 @@ pub use reader::DamageKind;
 pub(crate) use reader::{Damage, OpenError};
 pub use recorded::Recorded;
 pub use records::Records;
+pub use sightings::{Observed, Sightings};
 pub use tape::{Tape, Tapes, UnusableFile};
 pub(crate) use writer::Failure;
 pub use writer::{CreateError, Finished, Recorder, create};

@@ -17,6 +17,7 @@ mod log;
 pub mod nodes;
 pub(crate) mod page;
 pub mod path;
+pub mod pcap;
 pub(crate) mod printer;
 mod row;
 pub(crate) mod schema;

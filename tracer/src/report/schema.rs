@@ -10,6 +10,7 @@ use crate::{
         path::Journey,
         triage::{CheckReport, nodes::NodesReport},
     },
+    pcap::ExplainedFlow,
     report::explain::Explanation,
     session::why::Why,
     verdict::Verdict,
@@ -69,4 +70,12 @@ pub(crate) fn explain_schema() -> Schema {
     let about = "The output of `viptrace explain CLASS -o json`: one class of the knowledge base. `viptrace explain --all -o json` \
         writes an array of them. Every property is always present.";
     of::<Explanation>("viptrace explain", about)
+}
+
+/// JSON Schema (draft 2020-12) of one line of `viptrace explain-pcap -o json`.
+pub(crate) fn pcap_schema() -> Schema {
+    let about = "One record of `viptrace explain-pcap CAPTURE --recording FILE -o json` (one object a line): a connection of the \
+        capture, with its verdict or the reason why no recording has one. Every property is always present; what is not known is \
+        null or empty.";
+    of::<ExplainedFlow>("viptrace pcap", about)
 }

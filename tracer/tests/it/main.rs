@@ -40,6 +40,8 @@ mod output;
 mod pages;
 mod path;
 mod path_walk;
+mod pcap;
+mod pcap_support;
 mod plan;
 mod recording;
 mod recording_cli;

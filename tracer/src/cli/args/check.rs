@@ -163,6 +163,8 @@ pub enum Record {
     Explain,
     /// What path writes
     Path,
+    /// What explain-pcap writes, one for each connection
+    Pcap,
     /// What `kubectl viptrace check` writes
     Nodes,
     /// What `kubectl viptrace why` writes

@@ -1,0 +1,263 @@
+//! What recordings have about the tuples of a capture: translations and verdicts.
+//!
+//! Owns which conntrack entries and verdicts are kept; their number is bounded. The pipeline of each replay judges.
+
+use std::{
+    collections::{HashMap, HashSet},
+    io::{self, Read, Seek},
+    net::SocketAddr,
+    time::Duration,
+};
+
+use foldhash::fast::RandomState;
+
+use super::{Tuples, canonical};
+use crate::{
+    cluster::Address,
+    net::{Protocol, Tuple},
+    recording::{End, Observed, Player, Sightings, Step},
+    session::{Fate, Judgements},
+    sighting::{Conntrack, Fact},
+    text::count,
+    time::Timestamp,
+    verdict::Verdict,
+};
+
+/// The most translations and verdicts that are kept, over all recordings, and those of one tuple.
+const MAX_TRANSLATIONS: usize = 1 << 18;
+const MAX_VERDICTS: usize = 1 << 16;
+const MAX_OF_ONE: usize = 256;
+/// An entry is confirmed after its first packet was captured: by so much its translation applies earlier.
+const BEFORE_CONFIRMED: Duration = Duration::from_millis(100);
+
+/// What the recordings have.
+#[derive(Debug, Default)]
+pub struct Recorded {
+    translations: HashMap<Tuple, Vec<Translation>, RandomState>,
+    /// The connections of the translations, in canonical form.
+    translated: HashSet<Tuple, RandomState>,
+    verdicts: HashMap<Tuple, Vec<Found>, RandomState>,
+    /// The tuples that went to no Service's address, with the recording's number.
+    arrivals: HashMap<Tuple, Fate, RandomState>,
+    /// The tuples of the capture that went to a Service's address.
+    to_service: HashSet<Tuple, RandomState>,
+    pub(super) recordings: Vec<Source>,
+    kept_translations: usize,
+    kept_verdicts: usize,
+    /// Verdicts and translations beyond the limits.
+    left_out: u64,
+}
+
+/// One recording.
+#[derive(Clone, Debug)]
+pub(super) struct Source {
+    pub(super) name: String,
+    pub(super) node: Option<String>,
+    pub(super) target: Option<String>,
+    pub(super) started: Timestamp,
+    pub(super) ended: Timestamp,
+    pub(super) lost_events: u64,
+    /// Only failures and a sample of the other connections were reported.
+    pub(super) is_sampled: bool,
+}
+
+/// A tuple of a connection after NAT, in the client's direction, since a time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Translation {
+    since: Timestamp,
+    pub(super) tuple: Tuple,
+    /// From the client to the VIP.
+    pub(super) orig: Tuple,
+}
+
+/// A verdict, and the recording that has it.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) verdict: Verdict,
+    pub(super) recording: usize,
+}
+
+impl Recorded {
+    /// Keeps the translations of the capture's tuples. The recording's verdicts follow ([`Self::add_verdicts`]).
+    pub(crate) fn add_sightings<R: Read + Seek>(
+        &mut self,
+        name: &str,
+        tuples: &Tuples,
+        sightings: &mut Sightings<R>,
+    ) -> io::Result<()> {
+        let header = sightings.header();
+        let mut source = Source {
+            name: name.to_owned(),
+            node: header.node_name.clone(),
+            target: header.target.clone(),
+            started: header.started,
+            ended: header.started,
+            lost_events: 0,
+            is_sampled: false,
+        };
+        while let Some(Observed { sighting, .. }) = sightings.next_sighting()? {
+            source.ended = source.ended.max(sighting.time);
+            let ct = match &sighting.fact {
+                Fact::Conntrack(fact) => {
+                    source.is_sampled |= fact.note.handed_over.is_some();
+                    Some(fact.ct)
+                }
+                Fact::Packet(fact) => fact.ct,
+                Fact::Ipvs(fact) => {
+                    let after = Tuple::new(fact.tuple.protocol, fact.tuple.src, fact.destination);
+                    self.translate(sighting.time, after, fact.tuple, tuples);
+                    None
+                }
+                Fact::Socket(_) | Fact::TableFull { .. } => None,
+            };
+            if let Some(ct) = ct {
+                self.add_entry(sighting.time, &ct, tuples);
+            }
+        }
+        self.recordings.push(source);
+        Ok(())
+    }
+
+    fn add_entry(&mut self, time: Timestamp, ct: &Conntrack, tuples: &Tuples) {
+        let after = ct.reply.reversed();
+        if after == ct.orig {
+            return;
+        }
+        self.translate(time, after, ct.orig, tuples);
+        // Between DNAT and masquerading the packet has the endpoint, and still the client.
+        let between = Tuple::new(ct.orig.protocol, ct.orig.src, after.dst);
+        if between != after && between != ct.orig {
+            self.translate(time, between, ct.orig, tuples);
+        }
+    }
+
+    fn translate(&mut self, since: Timestamp, tuple: Tuple, orig: Tuple, tuples: &Tuples) {
+        if !tuples.has(tuple) {
+            return;
+        }
+        let known = self.translations.entry(canonical(tuple)).or_default();
+        if known.iter().rev().any(|known| known.orig == orig && known.tuple == tuple) {
+            return;
+        }
+        if self.kept_translations >= MAX_TRANSLATIONS || known.len() >= MAX_OF_ONE {
+            self.left_out += 1;
+            return;
+        }
+        self.kept_translations += 1;
+        self.translated.insert(canonical(orig));
+        known.push(Translation { since, tuple, orig });
+    }
+
+    /// The translation in force for a packet of this tuple, in canonical form.
+    pub(super) fn translation(&self, key: Tuple, time: Option<Timestamp>) -> Option<&Translation> {
+        let known = self.translations.get(&key)?;
+        let until = time.map_or(Timestamp::MAX, |time| time.saturating_add(BEFORE_CONFIRMED));
+        let in_force = known.iter().filter(|known| known.since <= until).max_by_key(|known| known.since);
+        in_force.or_else(|| known.iter().min_by_key(|known| known.since))
+    }
+
+    /// Plays the recording that was added last, and keeps the verdicts for the capture's tuples. Returns the recording's
+    /// end, if it has one.
+    pub(crate) fn add_verdicts<R: Read + Seek>(
+        &mut self,
+        tuples: &Tuples,
+        player: &mut Player<R>,
+    ) -> io::Result<Option<End>> {
+        let mut end = None;
+        while let Some(step) = player.step()? {
+            match step {
+                Step::Judged { judgements, .. } => self.keep(judgements, tuples),
+                Step::Ended(ended) => end = Some(ended),
+            }
+        }
+        while let Some(judgements) = player.cut_off() {
+            self.keep(judgements, tuples);
+        }
+        let history = &player.pipeline().cluster().history;
+        let is_service = |addr: SocketAddr, protocol: Protocol| {
+            history.lookup(addr, protocol, player.now()) != Address::Other
+        };
+        for tuple in tuples.iter() {
+            if is_service(tuple.src, tuple.protocol) || is_service(tuple.dst, tuple.protocol) {
+                self.to_service.insert(*tuple);
+            }
+        }
+        if let Some(source) = self.recordings.last_mut() {
+            let ended = end.as_ref().map_or(player.now(), |end: &End| end.ended);
+            source.ended = source.ended.max(ended);
+            source.lost_events = player.pipeline().lost_events();
+        }
+        Ok(end)
+    }
+
+    fn keep(&mut self, judgements: Judgements, tuples: &Tuples) {
+        for judged in judgements.judged {
+            self.keep_verdict(judged.verdict, tuples);
+        }
+        for arrival in judgements.arrivals {
+            for protocol in [Protocol::TCP, Protocol::UDP, Protocol::SCTP] {
+                let key = canonical(Tuple::new(protocol, arrival.client, arrival.to));
+                if tuples.has(key) {
+                    self.arrivals.insert(key, arrival.fate);
+                }
+            }
+        }
+    }
+
+    fn keep_verdict(&mut self, verdict: Verdict, tuples: &Tuples) {
+        let flow = &verdict.flow;
+        let protocol = match &*flow.protocol {
+            "TCP" => Protocol::TCP,
+            "UDP" => Protocol::UDP,
+            "SCTP" => Protocol::SCTP,
+            _ => return,
+        };
+        let Some(to) = flow.vip.or(flow.endpoint) else { return };
+        let orig = Tuple::new(protocol, flow.client, to);
+        let after = flow.endpoint.map(|endpoint| Tuple::new(protocol, flow.client, endpoint));
+        if let Some(after) = after.filter(|after| *after != orig) {
+            self.translate(flow.started, after, orig, tuples);
+        }
+        let key = canonical(orig);
+        let is_wanted = tuples.has(orig)
+            || after.is_some_and(|after| tuples.has(after))
+            || self.translated.contains(&key);
+        if !is_wanted {
+            return;
+        }
+        let recording = self.recordings.len().saturating_sub(1);
+        let found = self.verdicts.entry(key).or_default();
+        // A later verdict on the same flow replaces the earlier one.
+        let earlier = found
+            .iter_mut()
+            .find(|found| found.recording == recording && found.verdict.flow.started == verdict.flow.started);
+        if let Some(earlier) = earlier {
+            earlier.verdict = verdict;
+        } else if self.kept_verdicts < MAX_VERDICTS && found.len() < MAX_OF_ONE {
+            self.kept_verdicts += 1;
+            found.push(Found { verdict, recording });
+        } else {
+            self.left_out += 1;
+        }
+    }
+
+    /// What had no room, in words.
+    pub(crate) fn remark(&self) -> Option<String> {
+        (self.left_out > 0)
+            .then(|| format!("{} or translations of recordings had no room", count(self.left_out, "verdict")))
+    }
+
+    /// The verdicts on connections of this tuple, in canonical form.
+    pub(super) fn verdicts(&self, key: Tuple) -> &[Found] {
+        self.verdicts.get(&key).map_or(&[], Vec::as_slice)
+    }
+
+    /// What became of a connection of this tuple that went to no Service's address.
+    pub(super) fn arrival(&self, key: Tuple) -> Option<Fate> {
+        self.arrivals.get(&key).copied()
+    }
+
+    pub(super) fn is_to_service(&self, key: Tuple) -> bool {
+        self.to_service.contains(&key)
+    }
+}

@@ -1,0 +1,212 @@
+//! `viptrace explain-pcap` with captures of the traffic in a recording: each container and link type, translated and
+//! repeated sightings, other connections, and damaged files.
+
+use std::{fs, path::Path, process::Command};
+
+use proptest::prelude::*;
+use serde_json::Value;
+
+use crate::pcap_support::{ETHERNET, Form, RAW, SLL, SLL2, VLAN, Writer, tcp};
+use viptrace::pcap::{Assembly, Recorded, explain, read, tuples};
+
+const RECORDING: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../tests/fixtures/recordings/debian-6.12-c28-refused-same-node.viptrace"
+);
+const CLIENT: &str = "10.244.1.100:20048";
+const VIP: &str = "10.96.10.50:443";
+const ENDPOINT: &str = "10.244.1.41:8443";
+/// 2026-11-21 07:01:05.438, when the first connection of the recording begins.
+const START_NS: u64 = 1_795_244_465_438_000_000;
+const MS: u64 = 1_000_000;
+
+/// The refused connection: its SYN before and after DNAT, the RST after and before it is translated back; and a connection
+/// to no Service.
+fn refused(form: Form) -> Vec<u8> {
+    let mut writer = Writer::new(form);
+    writer.packet(START_NS, 0, false, &tcp(CLIENT, VIP, "S", 7, 100, 0, b""));
+    writer.packet(START_NS + MS, 1, true, &tcp(CLIENT, ENDPOINT, "S", 7, 100, 0, b""));
+    writer.packet(START_NS + 5 * MS, 1, false, &tcp(ENDPOINT, CLIENT, "RA", 0, 0, 101, b""));
+    writer.packet(START_NS + 6 * MS, 0, true, &tcp(VIP, CLIENT, "RA", 0, 0, 101, b""));
+    writer.packet(START_NS + 9 * MS, 0, true, &tcp("10.244.1.100:5000", "10.244.1.9:80", "S", 9, 5, 0, b""));
+    writer.bytes
+}
+
+fn explained(capture: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_viptrace"))
+        .args(["explain-pcap", capture.to_str().unwrap(), "--recording", RECORDING])
+        .args(arguments)
+        .output()
+        .unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+fn records(capture: &[u8]) -> (Option<i32>, Vec<Value>, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("node.pcap");
+    fs::write(&path, capture).unwrap();
+    let (status, stdout, stderr) = explained(&path, &["-o", "json"]);
+    (status, stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect(), stderr)
+}
+
+fn forms() -> Vec<Form> {
+    let mut forms = Vec::new();
+    for link in [ETHERNET, VLAN, RAW, SLL, SLL2] {
+        for big in [false, true] {
+            forms.push(Form::Pcapng { big, link });
+            forms.extend([false, true].map(|nano| Form::Pcap { big, nano, link: link.into() }));
+        }
+    }
+    forms
+}
+
+#[test]
+fn the_text_names_the_verdict_and_the_packets_seen_twice() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("node.pcap");
+    fs::write(&path, refused(Form::Pcapng { big: false, link: SLL2 })).unwrap();
+    let (status, table, stderr) = explained(&path, &[]);
+    assert_eq!(status, Some(3), "{stderr}");
+    insta::assert_snapshot!("explain-pcap", table);
+    let (_, wide, _) = explained(&path, &["-o", "wide"]);
+    insta::assert_snapshot!("explain-pcap-wide", wide);
+}
+
+#[test]
+fn every_container_and_link_type_gives_the_same_connections() {
+    for form in forms() {
+        let (status, records, stderr) = records(&refused(form));
+        assert_eq!(status, Some(3), "{form:?} {stderr}");
+        let [fault, other] = &records[..] else { panic!("{form:?}: {} records", records.len()) };
+        assert_eq!(fault["verdict"]["class"], "C28", "{form:?}");
+        assert_eq!((fault["packets"].as_u64(), fault["sightings"].as_u64()), (Some(2), Some(4)), "{form:?}");
+        assert_eq!(fault["seen_as"][1]["stage"], "after_dnat", "{form:?}");
+        assert_eq!(fault["reset_packets"][0]["by"], "endpoint", "{form:?}");
+        assert_eq!(fault["first"], "2026-11-21T07:01:05.438000000Z", "{form:?}");
+        assert_eq!(fault["syns"], 1, "{form:?}");
+        assert!(other["verdict"].is_null(), "{form:?}");
+        assert_eq!(other["not_recorded"], "not a Service flow: neither address is a Service's", "{form:?}");
+    }
+}
+
+#[test]
+fn every_record_fits_the_schema() {
+    let output = Command::new(env!("CARGO_BIN_EXE_viptrace")).args(["schema", "pcap"]).output().unwrap();
+    let schema: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let validator = jsonschema::validator_for(&schema).unwrap();
+    for record in records(&refused(Form::Pcapng { big: false, link: SLL2 })).1 {
+        let errors: Vec<String> = validator.iter_errors(&record).map(|error| error.to_string()).collect();
+        assert!(errors.is_empty(), "{errors:?}");
+    }
+}
+
+#[test]
+fn a_repeated_syn_is_no_second_sighting() {
+    let mut writer = Writer::new(Form::Pcap { big: false, nano: true, link: SLL.into() });
+    for (number, after) in [(1, 0), (2, 1000), (3, 3000)] {
+        for way in [VIP, ENDPOINT] {
+            writer.packet(START_NS + after * MS, 0, false, &tcp(CLIENT, way, "S", number, 100, 0, b""));
+        }
+    }
+    let (_, records, _) = records(&writer.bytes);
+    assert_eq!(records.len(), 1);
+    let flow = &records[0];
+    assert_eq!((&flow["packets"], &flow["sightings"]), (&3.into(), &6.into()), "{flow}");
+    assert_eq!((&flow["syns"], &flow["retransmits"]), (&3.into(), &2.into()), "{flow}");
+}
+
+#[test]
+fn a_reused_port_begins_another_connection() {
+    let mut writer = Writer::new(Form::Pcap { big: false, nano: false, link: RAW.into() });
+    writer.packet(START_NS, 0, false, &tcp(CLIENT, VIP, "S", 1, 100, 0, b""));
+    writer.packet(START_NS + 60_000 * MS, 0, false, &tcp(CLIENT, VIP, "S", 2, 999, 0, b""));
+    let (_, records, _) = records(&writer.bytes);
+    assert_eq!(records.len(), 2);
+    assert_eq!(records[0]["verdict"]["class"], "C28");
+    let why = records[1]["not_recorded"].as_str().unwrap();
+    assert!(why.contains("another connection of these addresses"), "{why}");
+}
+
+#[test]
+fn the_masqueraded_tuple_is_the_same_connection() {
+    // Without a recording of it, the SYN joins the tuples.
+    let mut writer = Writer::new(Form::Pcap { big: false, nano: false, link: RAW.into() });
+    let (client, node) = ("10.1.1.1:700", "10.0.0.1:40000");
+    writer.packet(START_NS, 0, false, &tcp(client, "10.96.0.1:80", "S", 44, 9, 0, b""));
+    writer.packet(START_NS + MS, 0, false, &tcp(node, "10.2.2.2:8080", "S", 44, 9, 0, b""));
+    writer.packet(START_NS + 2 * MS, 0, false, &tcp("10.2.2.2:8080", node, "SA", 0, 3, 10, b""));
+    writer.packet(START_NS + 2 * MS, 0, false, &tcp("10.96.0.1:80", client, "SA", 0, 3, 10, b""));
+    let (_, records, _) = records(&writer.bytes);
+    assert_eq!(records.len(), 1, "{records:?}");
+    assert_eq!(records[0]["seen_as"][1]["stage"], "after_masquerade");
+    assert_eq!((&records[0]["packets"], &records[0]["syn_acks"]), (&2.into(), &1.into()));
+}
+
+#[test]
+fn connections_outside_the_recordings_time_are_named() {
+    let mut writer = Writer::new(Form::Pcap { big: false, nano: false, link: RAW.into() });
+    writer.packet(START_NS - 3_600_000 * MS, 0, false, &tcp("10.244.1.7:999", VIP, "S", 1, 100, 0, b""));
+    let (status, records, _) = records(&writer.bytes);
+    assert_eq!(status, Some(0));
+    let why = records[0]["not_recorded"].as_str().unwrap();
+    assert!(why.starts_with("outside the recording's time: 2026-11-21T07:01"), "{why}");
+}
+
+#[test]
+fn a_cut_capture_gives_every_whole_packet() {
+    for form in
+        [Form::Pcap { big: false, nano: false, link: RAW.into() }, Form::Pcapng { big: true, link: SLL2 }]
+    {
+        let whole = refused(form);
+        let (status, records, stderr) = records(&whole[..whole.len() - 1]);
+        assert_eq!(records.len(), 1, "{stderr}");
+        assert_eq!(status, Some(3));
+        assert!(stderr.contains("the file ends within a packet"), "{stderr}");
+    }
+}
+
+#[test]
+fn other_files_are_refused_with_a_hint() {
+    for (bytes, text) in [
+        (&b""[..], "it is empty"),
+        (b"something else entirely, and long enough", "neither a pcap nor a pcapng file"),
+        (b"\x1f\x8b\x08\x00 compressed", "gunzip"),
+    ] {
+        let (status, _, stderr) = records(bytes);
+        assert_eq!(status, Some(1));
+        assert!(stderr.contains(text), "{stderr}");
+    }
+}
+
+fn assemble(bytes: &[u8]) {
+    let length = bytes.len() as u64;
+    let Ok(found) = tuples(bytes, length) else { return };
+    let recorded = Recorded::default();
+    let mut assembly = Assembly::new(&recorded);
+    let ending = read(bytes, length, |packet| assembly.add(packet)).unwrap();
+    let flows = explain(&assembly, &recorded, &ending);
+    assert!(flows.len() >= found.len().min(1));
+    for flow in flows {
+        assert!(flow.packets <= flow.sightings);
+        assert!(flow.packet_list.len() as u64 <= flow.packets);
+    }
+}
+
+proptest! {
+    #[test]
+    fn damaged_captures_are_read_without_a_panic(
+        form in prop::sample::select(forms()),
+        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..12),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let mut bytes = refused(form);
+        for (at, byte) in damage {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        let length = bytes.len();
+        bytes.truncate(length - cut.index(length) / 4);
+        assemble(&bytes);
+    }
+}
