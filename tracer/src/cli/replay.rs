@@ -12,10 +12,10 @@ use crate::{
         show::{Show, detail},
         target::Target,
     },
-    incident::{Beside, Moment, Story, Timeline, Track, clock::Compared},
+    incident::{self, Beside, Moment, Story, Timeline, Track, Trail, clock::Compared},
     recording::{Damage, DamageKind, Header, Player, UnusableFile},
-    report::{Form, Printer, ReplayOutput, Report, story},
-    session::{Ending, Judgements},
+    report::{Form, Printer, ReplayOutput, Report, story, trail},
+    session::{Ending, Judged, Judgements},
     text::{count, length, list, measured, safe},
     time::Timestamp,
 };
@@ -28,9 +28,12 @@ const LATE: Duration = Duration::from_mins(5);
 /// Plays the files to their end, and prints them.
 pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
     let opened = open(options)?;
+    if options.paths {
+        return ways(opened, &mut printer);
+    }
     if options.output == ReplayOutput::Story {
         let mut teller = Teller { printer: &mut printer, story: Story::default() };
-        let ended = opened.play(&mut teller)?;
+        let (ended, _) = opened.play(&mut teller)?;
         let story = teller.story;
         printer.text(&story::render(&story, &ended.nodes, &ended.ending, printer.paint()))?;
         printer.flush()?;
@@ -41,11 +44,79 @@ pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Resu
     rows(opened, &mut Report::new(form, printer))?.finish()
 }
 
+/// Plays to the end and prints the ways of the selected flows' packets.
+fn ways(opened: Opened, printer: &mut Printer) -> anyhow::Result<Outcome> {
+    let mut pathfinder = Pathfinder { printer, found: Vec::new(), more: 0 };
+    let (ended, timeline) = opened.play(&mut pathfinder)?;
+    let Pathfinder { printer, mut found, more } = pathfinder;
+    if found.is_empty() {
+        printer
+            .warn("the flow has no verdict in these recordings: without --path, --flow shows what is there");
+    }
+    let has_fault = found.iter().any(|trail| trail.verdict.is_fault());
+    for (index, trail) in found.iter_mut().enumerate() {
+        (trail.steps, trail.more) = incident::steps(&timeline, &trail.verdict)?;
+        trail.gaps.splice(0..0, incident::silent_nodes(&timeline, trail));
+        let blank = if index > 0 { "\n" } else { "" };
+        printer.text(&format!("{blank}{}", trail::render(trail, printer.paint())))?;
+    }
+    if more > 0 {
+        printer
+            .warn(&format!("{} with these addresses: --since and --until choose", count(more, "later flow")));
+    }
+    printer.flush()?;
+    Ok(ended.outcome(if has_fault { Outcome::Faults } else { Outcome::Clean }))
+}
+
+/// The most flows whose way is printed.
+const MAX_WAYS: usize = 8;
+
+/// Keeps the verdicts of flows whose way is wanted.
+struct Pathfinder<'p> {
+    printer: &'p mut Printer,
+    found: Vec<Trail>,
+    more: u64,
+}
+
+impl Audience for Pathfinder<'_> {
+    fn note(&mut self, text: &str) -> anyhow::Result<()> {
+        self.printer.note(text);
+        Ok(())
+    }
+
+    fn warn(&mut self, text: &str) -> anyhow::Result<()> {
+        self.printer.warn(text);
+        Ok(())
+    }
+
+    fn take(&mut self, judgements: Judgements, beside: Beside<'_>, _: Timestamp) -> anyhow::Result<()> {
+        for Judged { verdict, before, .. } in judgements.judged {
+            let flow = &verdict.flow;
+            let is_known = |trail: &Trail| {
+                trail.verdict.flow.started == flow.started && trail.verdict.flow.node == flow.node
+            };
+            if before.is_some() {
+                self.found.retain(|trail| !is_known(trail));
+            }
+            if self.found.len() < MAX_WAYS {
+                self.found.push(Trail::around(beside, verdict));
+            } else {
+                self.more += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn ended(&mut self, _: Beside<'_>, _: Timestamp) -> Option<String> {
+        None
+    }
+}
+
 /// Plays to the end and shows the rows, without the summary.
 pub(super) fn rows(opened: Opened, report: &mut Report) -> anyhow::Result<Played<'_>> {
     let show = Show::new(opened.selection.target.clone());
     let mut rows = Rows { report, show };
-    let ended = opened.play(&mut rows)?;
+    let (ended, _) = opened.play(&mut rows)?;
     let Rows { report, show } = rows;
     Ok(Played { report, show, ended })
 }
@@ -179,7 +250,7 @@ pub(super) fn open(options: &ReplayOptions) -> anyhow::Result<Opened> {
 }
 
 impl Opened {
-    fn play(mut self, audience: &mut impl Audience) -> anyhow::Result<Ended> {
+    fn play(mut self, audience: &mut impl Audience) -> anyhow::Result<(Ended, Timeline)> {
         for note in &self.notes {
             audience.note(note)?;
         }
@@ -233,7 +304,7 @@ impl Opened {
             Some((_, ending)) if endings.is_empty() => ending,
             last => Ending::of_nodes(endings.into_iter().chain(last)),
         };
-        Ok(Ended { nodes, ending, is_complete: lacks.is_empty() })
+        Ok((Ended { nodes, ending, is_complete: lacks.is_empty() }, self.timeline))
     }
 }
 

@@ -7,7 +7,10 @@ pub mod clock;
 mod rate;
 mod story;
 mod timeline;
+mod trail;
 
 pub use rate::{Rate, Span};
 pub use story::{Beside, Change, Chapter, Ended, Names, Story};
 pub use timeline::{Moment, Timeline, Track};
+pub use trail::{RulesThen, Trail, TrailStep, Way};
+pub(crate) use trail::{silent_nodes, steps};

@@ -161,6 +161,12 @@ impl Header {
         }
     }
 
+    /// The kernel's names of the hooks whose observations are missing.
+    pub fn missing_hook_names(&self) -> Vec<&str> {
+        let missing = self.hooks.iter().filter(|line| line.state == HookState::Missing);
+        missing.map(|line| line.hook.as_str()).collect()
+    }
+
     fn missing_hooks(&self) -> Vec<Hook> {
         let missing = self.hooks.iter().filter(|line| line.state == HookState::Missing);
         missing.filter_map(|line| Hook::from_symbol(&line.hook)).collect()

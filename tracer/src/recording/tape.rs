@@ -45,12 +45,12 @@ impl Hint for UnusableFile {
 }
 
 impl UnusableFile {
-    fn io(path: &Path, error: &io::Error) -> Self {
+    pub(crate) fn io(path: &Path, error: &io::Error) -> Self {
         let hint = Some("`viptrace trace --record FILE` makes one".to_owned());
         Self { path: path.to_owned(), why: sentence(error), hint }
     }
 
-    fn open(path: &Path, error: &OpenError) -> Self {
+    pub(crate) fn open(path: &Path, error: &OpenError) -> Self {
         Self { path: path.to_owned(), why: sentence(error), hint: error.hint() }
     }
 }
@@ -71,8 +71,8 @@ pub struct Tapes {
 pub struct Tape {
     header: Header,
     files: VecDeque<PathBuf>,
-    /// Its number of files.
-    count: usize,
+    /// All its files.
+    all: Vec<PathBuf>,
     playing: Option<Playing>,
     detail: Detail,
     uncovered: Vec<(Timestamp, Timestamp)>,
@@ -194,11 +194,11 @@ fn regular(path: &Path) -> Result<File, UnusableFile> {
 
 impl Tape {
     fn new(header: Header, files: VecDeque<PathBuf>, detail: Detail) -> Self {
-        let count = files.len();
+        let all = files.iter().cloned().collect();
         Self {
             header,
             files,
-            count,
+            all,
             playing: None,
             detail,
             uncovered: Vec::new(),
@@ -215,7 +215,12 @@ impl Tape {
 
     /// The number of its files.
     pub fn files(&self) -> usize {
-        self.count
+        self.all.len()
+    }
+
+    /// Its files in their order.
+    pub fn paths(&self) -> &[PathBuf] {
+        &self.all
     }
 
     /// Before the first step: how healthy flows are reported.

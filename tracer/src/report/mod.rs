@@ -25,6 +25,7 @@ mod sink;
 pub mod story;
 mod summary;
 mod top;
+pub mod trail;
 pub mod why;
 mod yaml;
 

@@ -14,13 +14,13 @@ use std::{
 use viptrace::{
     agent::{FlightRecorder, RecorderFigures, config::Config},
     kernel::decode::Decoder,
-    recording::{DamageKind, Header, Player, Recorded, Records},
+    recording::{DamageKind, Header, Player, Recorded, Records, Tape, Tapes},
     session::{Detail, Pipeline},
     time::Timestamp,
 };
 
 use crate::agent_support::PATIENCE;
-use crate::recording_support::{Corpus, Random, Traffic, cluster, corpus, header, replayed};
+use crate::recording_support::{Corpus, Random, Traffic, cluster, corpus, header, lines, replayed};
 
 /// A pipeline with a flight recorder, without a kernel.
 struct Writer {
@@ -32,6 +32,8 @@ struct Writer {
     start: Instant,
     passed: Duration,
     notices: Vec<String>,
+    /// The verdicts so far, a line each.
+    judged: Vec<String>,
 }
 
 impl Writer {
@@ -42,7 +44,7 @@ impl Writer {
     fn of(corpus: &Corpus, folder: &Path, yaml: &str) -> Self {
         let text = format!("version: 1\nrecorder: {{folder: '{}', {yaml}}}\n", folder.display());
         let header = header(corpus);
-        let mut recorded = Recorded::new(Pipeline::new(header.settings(Detail::Faults), cluster()));
+        let mut recorded = Recorded::new(Pipeline::new(header.settings(Detail::All), cluster()));
         recorded.node_read(Arc::default(), header.started, header.started);
         Self {
             recorder: FlightRecorder::new(Config::parse(&text).unwrap().recorder),
@@ -53,6 +55,7 @@ impl Writer {
             start: Instant::now(),
             passed: Duration::ZERO,
             notices: Vec::new(),
+            judged: Vec::new(),
         }
     }
 
@@ -60,7 +63,7 @@ impl Writer {
     fn turn(&mut self, time: Duration) {
         self.passed += time;
         self.now = self.now.saturating_add(time);
-        self.recorded.advance(self.now);
+        self.judged.extend(lines(&self.recorded.advance(self.now)));
         let at = self.start + self.passed;
         let notices = self.recorder.turn(&mut self.recorded, &self.header, self.now, at);
         self.notices.extend(notices.into_iter().map(|(_, text)| text));
@@ -147,6 +150,86 @@ fn segments_close_by_age_and_each_replays() {
         // A segment ends in the middle of flows. They are judged as they are.
         assert_eq!(player.pipeline().counters().open, 0, "{name}");
     }
+}
+
+/// The verdicts of the traces in a folder, one after the other, and the traces.
+fn of_folder(folder: &Path) -> (Vec<String>, Vec<Tape>) {
+    let found = Tapes::find(&[folder.to_owned()], Detail::All).unwrap();
+    assert_eq!(found.skipped, []);
+    let (mut said, mut tapes) = (Vec::new(), found.tapes);
+    for tape in &mut tapes {
+        while let Some((judgements, _)) = tape.step().unwrap() {
+            said.extend(lines(&judgements));
+        }
+    }
+    (said, tapes)
+}
+
+/// Segments of traffic, begun in the middle of flows. Returns the verdicts of the trace itself.
+fn segments_of_traffic(folder: &Path) -> Vec<String> {
+    let mut writer = Writer::new(folder, "segment_age: 10s");
+    let mut traffic = Traffic::new(&corpus("debian-6.12"), 3, 200.0);
+    for count in [1700, 400, 900] {
+        for _ in 0..11 {
+            writer.turn(Duration::from_secs(1));
+        }
+        writer.observe(&traffic.by_ref().take(count).collect::<Vec<_>>());
+    }
+    for _ in 0..9 {
+        writer.turn(Duration::from_secs(1));
+    }
+    let mut said = std::mem::take(&mut writer.judged);
+    said.extend(lines(&writer.recorded.finish(writer.now)));
+    while writer.recorded.pipeline().has_backlog() {
+        said.extend(lines(&writer.recorded.judge(writer.now)));
+    }
+    writer.end();
+    said
+}
+
+#[test]
+fn the_segments_of_a_trace_are_one_recording() {
+    let folder = tempfile::tempdir().unwrap();
+    let live = segments_of_traffic(folder.path());
+    let paths = files(folder.path());
+    assert!(paths.len() >= 3, "{paths:?}");
+    // Neither names nor places matter.
+    fs::create_dir(folder.path().join("later")).unwrap();
+    fs::rename(&paths[0], folder.path().join("later/z.viptrace")).unwrap();
+    fs::write(folder.path().join("notes.txt"), "no recording").unwrap();
+    let (said, tapes) = of_folder(folder.path());
+    assert_eq!((tapes.len(), tapes[0].files()), (1, paths.len()));
+    assert_eq!(tapes[0].uncovered(), []);
+    assert!(tapes[0].end().is_some() && said.len() > 100);
+    let differing = said.iter().zip(&live).find(|(one, other)| one != other);
+    assert_eq!(differing, None);
+    assert_eq!(said.len(), live.len());
+}
+
+#[test]
+fn a_missing_segment_is_a_gap_and_its_flows_are_not_called_healthy() {
+    let folder = tempfile::tempdir().unwrap();
+    let live = segments_of_traffic(folder.path());
+    fs::remove_file(&files(folder.path())[1]).unwrap();
+    let (said, tapes) = of_folder(folder.path());
+    let [(from, to)] = *tapes[0].uncovered() else { panic!("{:?}", tapes[0].uncovered()) };
+    assert!((Duration::from_secs(9)..Duration::from_secs(13)).contains(&to.since(from)), "{from} {to}");
+    assert_eq!(tapes[0].player().unwrap().pipeline().lost_events(), 1);
+    assert!(said.len() < live.len());
+}
+
+#[test]
+fn what_a_killed_agent_left_of_a_new_segment_is_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["00000007-20260101T000000000Z.viptrace.new", "mine.new"] {
+        File::create(folder.path().join(name)).unwrap();
+    }
+    let mut writer = Writer::new(folder.path(), "segment_age: 10s");
+    writer.turn(Duration::ZERO);
+    writer.end();
+    let found = files(folder.path());
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert!(found.iter().any(|path| path.ends_with("mine.new")));
 }
 
 #[test]

@@ -21,6 +21,10 @@ pub struct ReplayArgs {
 
     #[command(flatten)]
     wanted: WantedArgs,
+    /// Instead of rows, print the way of this flow's packets: each sighting on every node, the rules that decided, and what
+    /// was not seen; ADDRESSES as for --flow
+    #[arg(long, value_name = "ADDRESSES", value_parser = FlowAddresses::parse, conflicts_with_all = ["flow", "output"], help_heading = "Output")]
+    path: Option<FlowAddresses>,
     /// How to print
     #[arg(short, long, value_name = "FORMAT", default_value = "table", help_heading = "Output")]
     output: ReplayOutput,
@@ -63,6 +67,8 @@ pub struct ReplayOptions {
     pub files: Vec<PathBuf>,
     pub selection: Selection,
     pub output: ReplayOutput,
+    /// Show the ways of the selected flows' packets.
+    pub paths: bool,
     /// Of the rows, for an output that has them.
     pub form: Form,
 }
@@ -71,7 +77,10 @@ impl ReplayArgs {
     /// Resolves the arguments to options; the error is a usage error.
     pub fn resolve(self) -> Result<ReplayOptions, clap::Error> {
         let form = Form { replayed: true, ..self.view.form(self.output.rows()) };
-        Ok(ReplayOptions { files: self.paths, selection: self.wanted.resolve()?, output: self.output, form })
+        let mut selection = self.wanted.resolve()?;
+        selection.flow = selection.flow.or(self.path);
+        let paths = self.path.is_some();
+        Ok(ReplayOptions { files: self.paths, selection, output: self.output, paths, form })
     }
 }
 

@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::Value;
 
 use super::super::Cluster;
 use super::super::node::Node;
@@ -129,10 +130,15 @@ fn collect(cluster: &Cluster, folder: &Path) -> Result<()> {
         let listed = cluster.kubectl(stream.iter().chain(&["--segments"]))?;
         let of_node = folder.join(node);
         fs::create_dir_all(&of_node).with_context(|| format!("could not create {}", of_node.display()))?;
-        for name in listed.split_whitespace().filter(|word| word.ends_with(".viptrace")) {
-            let bytes = cluster.command("kubectl").args(stream).args(["--segment", name]).output();
-            let bytes = bytes.with_context(|| format!("could not read the segment {name} of {pod}"))?.stdout;
-            fs::write(of_node.join(name), bytes).with_context(|| format!("could not write {name}"))?;
+        for line in listed.lines() {
+            let segment: Value =
+                serde_json::from_str(line).with_context(|| format!("{pod} listed {line:?}"))?;
+            let name = segment["name"].as_str().with_context(|| format!("{line:?} names no segment"))?;
+            let output = cluster.command("kubectl").args(stream).args(["--segment", name]).output();
+            let output = output.with_context(|| format!("could not read the segment {name} of {pod}"))?;
+            ensure!(output.status.success(), "{name} of {pod}: {}", String::from_utf8_lossy(&output.stderr));
+            fs::write(of_node.join(name), output.stdout)
+                .with_context(|| format!("could not write {name}"))?;
         }
     }
     Ok(())

@@ -1,0 +1,468 @@
+//! The way of one flow's packets: every sighting of it, on every recorded node, in the order of time.
+//!
+//! Owns which sightings belong to the flow, whatever addresses it has there, which of them are one packet seen twice (N3),
+//! and the gaps between them. The rules that decided are walked as the node last read them. Judges nothing.
+
+use std::{collections::BTreeSet, net::SocketAddr, path::Path};
+
+use super::{story::Beside, timeline::Timeline};
+use crate::{
+    cluster::{Address, Key, Membership},
+    diagnosis::path::{self, Journey, Question, Scene, To},
+    net::{Netns, Protocol, Tuple},
+    node::{Snapshot, routes::Routes},
+    recording::{Sightings, UnusableFile},
+    session::Pipeline,
+    sighting::{Conntrack, ConntrackFact, Fact, Hook, PacketFact, Sighting, SocketEvent, SocketFact},
+    text::count,
+    time::Timestamp,
+    verdict::Verdict,
+};
+
+/// The most sightings of one flow; further ones are counted.
+const MAX_STEPS: usize = 512;
+/// The most addresses that one flow can have.
+const MAX_KEYS: usize = 32;
+/// How long before a flow's first event, and after its verdict, its sightings are looked for.
+const AROUND: std::time::Duration = std::time::Duration::from_secs(2);
+/// Two sightings of one packet are no farther apart on one node: the kernel reuses a packet's memory quickly.
+const ONE_PACKET: std::time::Duration = std::time::Duration::from_millis(5);
+
+/// The direction of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// From the client.
+    Request,
+    /// To the client.
+    Answer,
+    /// An event of a socket or an entry.
+    Neither,
+}
+
+/// One sighting of the flow.
+#[derive(Clone, Debug)]
+pub struct TrailStep {
+    /// On the common clock.
+    pub time: Timestamp,
+    pub node: String,
+    pub netns: Netns,
+    pub hook: &'static str,
+    pub way: Way,
+    /// The addresses that the packet had; for an entry those of the client.
+    pub tuple: Tuple,
+    /// The addresses that it has afterwards, if NAT changes them.
+    pub after: Option<Tuple>,
+    /// What was observed, in words.
+    pub what: String,
+    /// The earlier step that is the same packet.
+    pub same_as: Option<usize>,
+    /// The packet's address in the kernel, for finding the other sightings of it.
+    skb: u64,
+}
+
+/// The way of one flow.
+#[derive(Clone, Debug)]
+pub struct Trail {
+    pub verdict: Verdict,
+    pub steps: Vec<TrailStep>,
+    /// Sightings beyond those kept.
+    pub more: u64,
+    /// The state of the endpoint in the API when NAT decided, in words.
+    pub endpoint: Option<String>,
+    endpoint_node: Option<String>,
+    /// The walk of the rules, or why there is none.
+    pub rules: Result<Box<RulesThen>, String>,
+    /// What was not seen, and why.
+    pub gaps: Vec<String>,
+}
+
+/// The rules that decided.
+#[derive(Clone, Debug)]
+pub struct RulesThen {
+    pub journey: Journey,
+    /// When they were read, on the common clock.
+    pub read_at: Option<Timestamp>,
+}
+
+/// The sightings of the flow of `verdict`, whose times are on the common clock, in all traces.
+pub(crate) fn steps(timeline: &Timeline, verdict: &Verdict) -> Result<(Vec<TrailStep>, u64), UnusableFile> {
+    let mut addresses = Addresses::of(verdict);
+    // A node that was read first may have addresses that another one shows.
+    let mut found = Vec::new();
+    for round in 0..2 {
+        let known = addresses.keys.len();
+        found.clear();
+        for (index, track) in timeline.tracks().iter().enumerate() {
+            for path in track.tape().paths() {
+                read(timeline, index, path, verdict, &mut addresses, &mut found)?;
+            }
+        }
+        if round > 0 || addresses.keys.len() == known || timeline.tracks().len() == 1 {
+            break;
+        }
+    }
+    found.sort_by_key(|step| step.time);
+    let more = found.len().saturating_sub(MAX_STEPS) as u64;
+    found.truncate(MAX_STEPS);
+    find_same(&mut found);
+    Ok((found, more))
+}
+
+impl Trail {
+    /// Everything but the sightings, while the trace that judged the flow is played: its rules are those of that time.
+    pub(crate) fn around(Beside { pipeline, timeline, track }: Beside<'_>, verdict: Verdict) -> Self {
+        let mut own = verdict.clone();
+        own.map_times(|time| timeline.own(track, time));
+        let rules = rules(pipeline, &own).map(|journey| {
+            let read_at = pipeline.node().rules_time.map(|time| timeline.common(track, time));
+            Box::new(RulesThen { journey, read_at })
+        });
+        let mut gaps = Vec::new();
+        for track in timeline.tracks() {
+            let missing = track.header().missing_hook_names();
+            if !missing.is_empty() {
+                gaps.push(format!("on {}: not attached were {}", track.name(), missing.join(", ")));
+            }
+        }
+        if verdict.lost_events > 0 {
+            gaps.push(format!(
+                "{} were lost or suppressed while it lasted",
+                count(verdict.lost_events, "event")
+            ));
+        }
+        Self {
+            endpoint: endpoint(pipeline, &own),
+            endpoint_node: endpoint_node(pipeline, &own),
+            verdict,
+            steps: Vec::new(),
+            more: 0,
+            rules,
+            gaps,
+        }
+    }
+}
+
+/// The gap between the nodes, if the endpoint's node saw nothing of the flow, or was not recorded.
+pub(crate) fn silent_nodes(timeline: &Timeline, trail: &Trail) -> Option<String> {
+    let node = trail.endpoint_node.as_deref()?;
+    if trail.verdict.flow.node.as_deref() == Some(node) || trail.steps.iter().any(|step| step.node == node) {
+        return None;
+    }
+    let is_recorded = timeline.tracks().iter().any(|it| it.header().node_name.as_deref() == Some(node));
+    Some(if is_recorded {
+        format!(
+            "on {node}, the endpoint's node: its recording has no sighting of this flow; an agent records arrivals that fail, \
+             and the others up to a limit"
+        )
+    } else {
+        format!(
+            "between the nodes, and on {node}, the endpoint's node: there is no recording of it, so whether the packets \
+             arrived is not known"
+        )
+    })
+}
+
+/// The node of the endpoint, by its Pod or its address.
+fn endpoint_node(pipeline: &Pipeline, own: &Verdict) -> Option<String> {
+    let (history, at) = (&pipeline.cluster().history, own.flow.started);
+    let endpoint = own.flow.endpoint?;
+    let pod = own.flow.endpoint_pod.as_deref().and_then(|pod| pod.split_once('/'));
+    let pod = pod.and_then(|(namespace, name)| history.pod(&Key::new(namespace, name), at)?.node.clone());
+    let node = pod.or_else(|| Some(history.node_by_ip(endpoint.ip(), at)?.key.name.clone()))?;
+    Some(node.to_string())
+}
+
+/// The addresses under which the flow is known.
+#[derive(Debug)]
+struct Addresses {
+    client: SocketAddr,
+    /// Both ends of a connection, in order.
+    keys: BTreeSet<(Protocol, SocketAddr, SocketAddr)>,
+}
+
+impl Addresses {
+    fn of(verdict: &Verdict) -> Self {
+        let flow = &verdict.flow;
+        let protocol = match &*flow.protocol {
+            "UDP" => Protocol::UDP,
+            "SCTP" => Protocol::SCTP,
+            _ => Protocol::TCP,
+        };
+        let mut addresses = Self { client: flow.client, keys: BTreeSet::new() };
+        for to in [flow.vip, flow.endpoint].into_iter().flatten() {
+            addresses.learn(Tuple::new(protocol, flow.client, to));
+        }
+        addresses
+    }
+
+    fn learn(&mut self, tuple: Tuple) {
+        if self.keys.len() < MAX_KEYS {
+            self.keys.insert(key(&tuple));
+        }
+    }
+
+    fn has(&self, tuple: &Tuple) -> bool {
+        self.keys.contains(&key(tuple))
+    }
+
+    /// Whether the entry belongs to the flow; its other addresses are learned.
+    fn has_entry(&mut self, ct: &Conntrack) -> bool {
+        let is_own = self.has(&ct.orig) || self.has(&ct.reply);
+        if is_own && !self.has(&ct.reply) {
+            self.learn(ct.reply);
+            // Between DNAT and masquerading the packet has the endpoint, and still the client.
+            self.learn(Tuple::new(ct.orig.protocol, ct.orig.src, ct.reply.src));
+        }
+        is_own
+    }
+}
+
+/// An IPv4 address that a dual-stack socket shows, as the entry has it.
+fn plain(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+fn key(tuple: &Tuple) -> (Protocol, SocketAddr, SocketAddr) {
+    let (one, other) = (plain(tuple.src), plain(tuple.dst));
+    (tuple.protocol, one.min(other), one.max(other))
+}
+
+/// Adds the flow's sightings in one file.
+fn read(
+    timeline: &Timeline,
+    index: usize,
+    path: &Path,
+    verdict: &Verdict,
+    addresses: &mut Addresses,
+    found: &mut Vec<TrailStep>,
+) -> Result<(), UnusableFile> {
+    let Some(track) = timeline.tracks().get(index) else { return Ok(()) };
+    let file = std::fs::File::open(path).map_err(|error| UnusableFile::io(path, &error))?;
+    let mut sightings = Sightings::open(file).map_err(|error| UnusableFile::open(path, &error))?;
+    let (from, to) = (verdict.flow.started.saturating_sub(AROUND), verdict.time.saturating_add(AROUND));
+    while let Some(observed) = sightings.next_sighting().map_err(|error| UnusableFile::io(path, &error))? {
+        let sighting = observed.sighting;
+        let time = timeline.common(index, sighting.time);
+        if time < from || time > to {
+            continue;
+        }
+        let Some(mut step) = step(&sighting, addresses) else { continue };
+        step.time = time;
+        track.header().node_name.as_deref().unwrap_or(track.name()).clone_into(&mut step.node);
+        found.push(step);
+    }
+    Ok(())
+}
+
+/// The step of a sighting, if it belongs to the flow.
+fn step(sighting: &Sighting, addresses: &mut Addresses) -> Option<TrailStep> {
+    let (tuple, after, what, skb) = match &sighting.fact {
+        Fact::Conntrack(fact) => {
+            if !addresses.has_entry(&fact.ct) {
+                return None;
+            }
+            let after = fact.ct.reply.reversed();
+            let after = (after != fact.ct.orig).then_some(after);
+            (fact.ct.orig, after, entry(sighting.hook, fact), 0)
+        }
+        Fact::Packet(fact) => {
+            let by_entry = fact.ct.as_ref().is_some_and(|ct| addresses.has_entry(ct));
+            let tuple = fact.tuple.or_else(|| fact.ct.map(|ct| ct.orig))?;
+            if !by_entry && !addresses.has(&tuple) {
+                return None;
+            }
+            (tuple, None, packet(sighting.hook, fact), fact.skb)
+        }
+        Fact::Socket(fact) => {
+            if !addresses.has(&fact.tuple) {
+                return None;
+            }
+            (fact.tuple, None, socket(fact, addresses.client), 0)
+        }
+        Fact::Ipvs(fact) => {
+            if !addresses.has(&fact.tuple) {
+                return None;
+            }
+            let after = Tuple::new(fact.tuple.protocol, fact.tuple.src, fact.destination);
+            addresses.learn(after);
+            (fact.tuple, Some(after), format!("IPVS chose {} for {}", fact.destination, fact.tuple.dst), 0)
+        }
+        Fact::TableFull { .. } => return None,
+    };
+    let is_packet = matches!(sighting.fact, Fact::Packet(_) | Fact::Conntrack(_) | Fact::Ipvs(_));
+    let from_client = plain(tuple.src) == plain(addresses.client);
+    let to_client = plain(tuple.dst) == plain(addresses.client);
+    let way = match (&sighting.fact, is_packet) {
+        (Fact::Packet(fact), _) => match fact.original_direction {
+            Some(true) => Way::Request,
+            Some(false) => Way::Answer,
+            None if from_client => Way::Request,
+            None if to_client => Way::Answer,
+            None => Way::Neither,
+        },
+        (_, true) if sighting.hook == Hook::Confirm || sighting.hook == Hook::IpVsConnNew => Way::Request,
+        _ => Way::Neither,
+    };
+    Some(TrailStep {
+        time: sighting.time,
+        node: String::new(),
+        netns: sighting.netns,
+        hook: sighting.hook.symbol(),
+        way,
+        tuple,
+        after,
+        what,
+        same_as: None,
+        skb,
+    })
+}
+
+fn entry(hook: Hook, ConntrackFact { ct, note, .. }: &ConntrackFact) -> String {
+    let translated = match ct.endpoint() {
+        Some(endpoint) => format!("NAT chose {endpoint} for {}", ct.orig.dst),
+        None => format!("{} was not translated", ct.orig.dst),
+    };
+    let source = if ct.masqueraded() {
+        format!("; the endpoint sees {} as the client", ct.reply.dst)
+    } else {
+        String::new()
+    };
+    match hook {
+        Hook::Confirm => format!("{translated}{source}; the conntrack entry enters the table"),
+        Hook::NatSetup => format!("{translated}{source} (a step of the decision)"),
+        Hook::ResolveClash => "another packet has made the same conntrack entry meanwhile".to_owned(),
+        Hook::KillAcct => "the conntrack entry is removed by a reset, or by a new connection".to_owned(),
+        Hook::Delete => match note.deleted_by {
+            Some(port) => format!("the conntrack entry is deleted by a process (netlink port {port})"),
+            None => "the conntrack entry ends".to_owned(),
+        },
+        Hook::EntryReread => {
+            let seen = ct.status.has(crate::sighting::Status::SEEN_REPLY);
+            let seen = if seen { "it has seen an answer" } else { "it has seen no answer" };
+            format!("viptrace read the conntrack entry: {translated}{source}; {seen}")
+        }
+        _ => format!("{translated}{source}"),
+    }
+}
+
+fn packet(hook: Hook, fact: &PacketFact) -> String {
+    let what = match fact.tcp_flags {
+        flags if flags & 4 != 0 => "a RST",
+        flags if flags & 2 != 0 && flags & 16 != 0 => "a SYN-ACK",
+        flags if flags & 2 != 0 => "a SYN",
+        flags if flags & 1 != 0 => "a FIN",
+        _ => "a packet",
+    };
+    let reason = fact.reason.as_deref().map_or_else(String::new, |reason| format!(": {reason}"));
+    let at = match fact.nf_hook {
+        Some(1) => " at INPUT",
+        Some(2) => " at FORWARD",
+        Some(3) => " at OUTPUT",
+        _ => "",
+    };
+    match hook {
+        Hook::KfreeSkb => {
+            let site = fact.site.map_or_else(String::new, |site| format!(" in {site}"));
+            let full = if fact.table_full { "; the conntrack table was full" } else { "" };
+            format!("{what} is dropped{reason}{site}{full}")
+        }
+        Hook::SendUnreach | Hook::SendUnreach6 => {
+            let code = fact.icmp_code.map_or_else(String::new, |code| format!(" code {code}"));
+            format!("a rule refuses {what}{at} with ICMP unreachable{code}")
+        }
+        Hook::NfSendReset | Hook::NfSendReset6 => format!("a rule refuses {what}{at} with a RST"),
+        Hook::TcpSendReset | Hook::TcpV4SendReset | Hook::TcpV6SendReset => {
+            format!("the kernel answers {what} with a RST{reason}")
+        }
+        Hook::InvalidLog => format!("conntrack calls {what} invalid{reason}"),
+        Hook::IcmpError | Hook::IcmpError6 => format!("an ICMP error about {what} passes{reason}"),
+        Hook::TcpPacket => "a RST passes through this node".to_owned(),
+        Hook::IpVsLeave => format!("IPVS has no real server for {what}"),
+        Hook::IpVsSchedule => format!("IPVS scheduled {what} to no real server"),
+        Hook::IpVsConnExpire => format!("IPVS drops {what}: it belongs to an expired connection"),
+        _ => format!("{what}{reason}"),
+    }
+}
+
+fn socket(fact: &SocketFact, client: SocketAddr) -> String {
+    let whose = if plain(fact.tuple.src) == plain(client) { "the client's" } else { "the endpoint's" };
+    match &fact.event {
+        SocketEvent::State { old, new } => format!("{whose} socket: {old:?} to {new:?}"),
+        SocketEvent::Retransmit { state, bytes } => {
+            let bytes = bytes.map_or_else(String::new, |bytes| format!(", {bytes} bytes"));
+            format!("{whose} socket sends again ({state:?}{bytes})")
+        }
+        SocketEvent::SendReset { reason, .. } => {
+            let reason = reason.as_deref().map_or_else(String::new, |reason| format!(": {reason}"));
+            format!("{whose} socket sends a RST{reason}")
+        }
+        SocketEvent::ReceiveReset { .. } => format!("{whose} socket receives a RST"),
+    }
+}
+
+/// Marks the sightings of one packet: the same memory on one node within [`ONE_PACKET`].
+fn find_same(steps: &mut [TrailStep]) {
+    let marks: Vec<Option<usize>> = steps
+        .iter()
+        .enumerate()
+        .map(|(index, step)| {
+            let earlier = steps.get(..index).unwrap_or_default().iter().enumerate();
+            let same = |other: &TrailStep| {
+                let apart = step.time.since(other.time);
+                other.skb == step.skb && step.skb != 0 && other.node == step.node && apart <= ONE_PACKET
+            };
+            earlier.filter(|(_, other)| same(other)).map(|(at, _)| at).next()
+        })
+        .collect();
+    for (step, mark) in steps.iter_mut().zip(marks) {
+        step.same_as = mark;
+    }
+}
+
+/// The endpoint's state when NAT decided, as the API listed it.
+fn endpoint(pipeline: &Pipeline, own: &Verdict) -> Option<String> {
+    let (vip, endpoint) = (own.flow.vip?, own.flow.endpoint?);
+    let protocol = if &*own.flow.protocol == "UDP" { Protocol::UDP } else { Protocol::TCP };
+    let history = &pipeline.cluster().history;
+    let at = own.flow.started;
+    let Address::Vip(vip) = history.address(vip, protocol, at) else { return None };
+    let pod = own.flow.endpoint_pod.as_deref().map_or_else(String::new, |pod| format!(" (Pod {pod})"));
+    let what = format!("{endpoint}{pod}");
+    Some(match history.membership(&vip, endpoint, at) {
+        Membership::Member { state, since } => {
+            let conditions = &state.conditions;
+            let how = if conditions.may_serve() { "usable" } else { "listed and not usable" };
+            format!("{what} was {how} since {}", since.beside(at))
+        }
+        Membership::Left { at: left, .. } => format!("{what} had left the Service at {}", left.beside(at)),
+        Membership::NeverSeen { .. } => format!("{what} was never seen in the Service's EndpointSlices"),
+        Membership::Unknown => format!("{what}: the EndpointSlices of that time are not known"),
+    })
+}
+
+/// The walk of the rules for the flow's first packet, as the node last read them.
+fn rules(pipeline: &Pipeline, own: &Verdict) -> Result<Journey, String> {
+    let to = own.flow.vip.or(own.flow.endpoint).ok_or("the flow's destination is not known")?;
+    let node: &Snapshot = pipeline.node();
+    if node.rules_time.is_none() {
+        return Err("the node's rules were not read while it was traced".to_owned());
+    }
+    let none = Routes::default();
+    let mut scene = Scene::new(&node.rules, node.routes.as_ref().unwrap_or(&none));
+    scene.interfaces = node.interfaces.as_ref();
+    scene.sysctls = node.sysctls.as_ref();
+    scene.history = Some(&pipeline.cluster().history);
+    scene.node = pipeline.settings().node_name.as_deref();
+    let protocol = match &*own.flow.protocol {
+        "UDP" => Protocol::UDP,
+        "SCTP" => Protocol::SCTP,
+        _ => Protocol::TCP,
+    };
+    let question = Question {
+        from: path::From::Address(own.flow.client.ip()),
+        to: To::Address(to),
+        protocol: Some(protocol),
+        family: None,
+    };
+    scene.journey(&question).map_err(|error| error.to_string())
+}
