@@ -22,6 +22,8 @@ use crate::{
 
 /// The maximum number of damaged parts named; the others are counted.
 const NAMED: usize = 5;
+/// How long before `--since` events are observed: a connection that began earlier counts as begun before the recording.
+const EARLIER: Duration = Duration::from_mins(15);
 /// How long after a flow's end its verdict may come.
 const LATE: Duration = Duration::from_mins(5);
 
@@ -259,6 +261,9 @@ impl Opened {
         }
         let end = if self.selection.needs_end() { self.timeline.last_time() } else { Timestamp::MAX };
         let span = self.selection.span(end);
+        if span.from > Timestamp::MIN {
+            self.timeline.skip_until(span.from.saturating_sub(EARLIER));
+        }
         while let Some(Moment { track, judgements, now }) = self.timeline.step()? {
             if now > span.to.saturating_add(LATE) {
                 break;

@@ -8,7 +8,7 @@ use std::{num::NonZero, path::PathBuf, thread};
 
 use super::clock::{Alignment, Compared, Seen};
 use crate::{
-    recording::{Header, Recorded, Tape, Tapes, UnusableFile},
+    recording::{Header, Tape, Tapes, UnusableFile},
     session::{Detail, Judgements},
     time::Timestamp,
 };
@@ -21,6 +21,7 @@ pub struct Timeline {
     /// Files that could not be used, and the number of other files in the folders.
     pub skipped: Vec<UnusableFile>,
     pub others: u64,
+    skip_until: Option<Timestamp>,
 }
 
 /// One trace.
@@ -77,7 +78,7 @@ impl Timeline {
         let tracks = tapes.into_iter().zip(names).zip(clocks).map(|((tape, name), (clock, shift_ns))| {
             Track { tape, name, clock, shift_ns, next: None, is_over: false }
         });
-        Ok(Self { tracks: tracks.collect(), alignment, skipped, others })
+        Ok(Self { tracks: tracks.collect(), alignment, skipped, others, skip_until: None })
     }
 
     pub fn tracks(&self) -> &[Track] {
@@ -127,6 +128,12 @@ impl Timeline {
         on_clock.shifted(track.shift_ns.saturating_neg())
     }
 
+    /// Before the first step: leaves out events before this time of the common clock. The objects and the nodes are
+    /// followed all the same. A flow that began before it is partial.
+    pub fn skip_until(&mut self, time: Timestamp) {
+        self.skip_until = Some(time);
+    }
+
     /// Before the first step: how healthy flows are reported.
     pub fn set_detail(&mut self, detail: Detail) {
         self.tracks.iter_mut().for_each(|track| track.tape.set_detail(detail));
@@ -135,10 +142,16 @@ impl Timeline {
     /// The next judgements in the order of time; `None` at the end.
     pub fn step(&mut self) -> Result<Option<Moment>, UnusableFile> {
         let is_single = self.tracks.len() == 1;
-        for track in self.tracks.iter_mut().filter(|track| track.next.is_none() && !track.is_over) {
-            track.tape.open(|recorded| {
+        let begins: Vec<Option<Timestamp>> =
+            (0..self.tracks.len()).map(|track| Some(self.own(track, self.skip_until?))).collect();
+        let waiting = self.tracks.iter_mut().zip(begins);
+        for (track, begin) in waiting.filter(|(track, _)| track.next.is_none() && !track.is_over) {
+            track.tape.open(|player| {
                 if !is_single {
-                    recorded.stay_on_trace_clock();
+                    player.recorded().stay_on_trace_clock();
+                }
+                if let Some(begin) = begin {
+                    player.skip_until(begin);
                 }
             });
             match track.tape.step()? {
@@ -223,7 +236,7 @@ fn seen(tapes: Vec<Tape>, clocks: &[(usize, i64)]) -> Result<Vec<Seen>, Unusable
 /// Plays the trace to find the flows that cross to other nodes.
 fn crossings(mut tape: Tape, shift_ns: i64) -> Result<Seen, UnusableFile> {
     let mut seen = Seen::default();
-    tape.open(Recorded::note_crossings);
+    tape.open(|player| player.recorded().note_crossings());
     while let Some((judgements, _)) = tape.step()? {
         for crossing in judgements.crossings {
             seen.add(crossing.shifted(shift_ns));

@@ -73,6 +73,10 @@ pub struct Player<R> {
     missing_since: Option<Timestamp>,
     undecodable: u64,
     missing: Missing,
+    /// Events before this time are not observed.
+    skip_until: Option<Timestamp>,
+    /// The block is read without its records.
+    skips_block: bool,
 }
 
 impl<R: Read + Seek> Player<R> {
@@ -97,7 +101,15 @@ impl<R: Read + Seek> Player<R> {
             missing_since: None,
             undecodable: 0,
             missing: Missing::default(),
+            skip_until: None,
+            skips_block: false,
         })
+    }
+
+    /// Before the first step: observes no events before `time`. The cluster and the node are followed all the same. A flow
+    /// that began before it is partial.
+    pub(crate) fn skip_until(&mut self, time: Timestamp) {
+        self.skip_until = Some(time);
     }
 
     /// Goes on with the next file of the same trace, as the agent closes one segment and begins another. Flows that are open
@@ -169,7 +181,13 @@ impl<R: Read + Seek> Player<R> {
                 }
                 Some(Err(error)) => self.unreadable(&error),
                 None => {
-                    if !self.reader.next_block(&mut self.block)? {
+                    self.skips_block = self.skip_until.is_some();
+                    let found = if self.skips_block {
+                        self.reader.next_items(&mut self.block)?
+                    } else {
+                        self.reader.next_block(&mut self.block)?
+                    };
+                    if !found {
                         return Ok(None);
                     }
                     (self.at, self.next_record) = (0, 0);
@@ -209,6 +227,11 @@ impl<R: Read + Seek> Player<R> {
     fn play(&mut self, item: Item) -> Option<Step> {
         let judged = |judgements, now| Some(Step::Judged { judgements, now });
         match item {
+            Item::Records(count) if self.skips_block => {
+                self.next_record = self.next_record.saturating_add(count as usize);
+            }
+            Item::Lost(_) | Item::Suppressed(_) | Item::Reread(_) if self.skips_block => {}
+            Item::Advance(now) if self.skips_block => self.skip_to(now),
             Item::Records(count) => self.records(count as usize),
             Item::Lost(lost) => self.pipeline.lost(lost.count, lost.from, lost.to),
             Item::WallClock(step) => self.pipeline.set_wall_clock(step),
@@ -259,6 +282,17 @@ impl<R: Read + Seek> Player<R> {
             Item::End(end) => return Some(Step::Ended(*end)),
         }
         None
+    }
+
+    /// Time advanced while events are skipped. From the wanted time on they are observed.
+    fn skip_to(&mut self, now: Timestamp) {
+        self.now = self.now.max(now);
+        self.newest = self.newest.max(now);
+        self.missing_since = None;
+        if self.skip_until.is_none_or(|until| now >= until) {
+            (self.skip_until, self.skips_block) = (None, false);
+            self.reader.add_records(&mut self.block);
+        }
     }
 
     fn records(&mut self, count: usize) {

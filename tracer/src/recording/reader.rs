@@ -199,6 +199,22 @@ impl<R: Read + Seek> Reader<R> {
 
     /// Reads the next intact block into `block`; false at the end of the file.
     pub(super) fn next_block(&mut self, block: &mut Block) -> io::Result<bool> {
+        self.next(block, true)
+    }
+
+    /// The same without its records, which take most of the time. [`Self::add_records`] adds them.
+    pub(super) fn next_items(&mut self, block: &mut Block) -> io::Result<bool> {
+        self.next(block, false)
+    }
+
+    /// Adds the records of the block that [`Self::next_items`] read last. None if they cannot be unpacked.
+    pub(super) fn add_records(&self, block: &mut Block) {
+        if self.split(block, true).is_none() {
+            block.records.clear();
+        }
+    }
+
+    fn next(&mut self, block: &mut Block, with_records: bool) -> io::Result<bool> {
         block.after_damage = false;
         loop {
             let before = self.damage_count;
@@ -209,7 +225,7 @@ impl<R: Read + Seek> Reader<R> {
                 Some(FrameKind::Header) => continue,
                 Some(FrameKind::Items) => {}
             }
-            if self.split(block).is_some() {
+            if self.split(block, with_records).is_some() {
                 return Ok(true);
             }
             // The checksum is right but the contents are invalid: another program wrote it.
@@ -219,12 +235,16 @@ impl<R: Read + Seek> Reader<R> {
         }
     }
 
-    fn split(&self, block: &mut Block) -> Option<()> {
+    fn split(&self, block: &mut Block, with_records: bool) -> Option<()> {
         let mut payload = self.payload.as_slice();
         let items = payload.try_get_u32_le().ok()? as usize;
         let items = payload.split_off(..items)?;
         block.items.clear();
         block.items.extend_from_slice(items);
+        if !with_records {
+            block.records.clear();
+            return Some(());
+        }
         unpack(payload, &mut block.records).ok()
     }
 

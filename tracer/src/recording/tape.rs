@@ -12,7 +12,7 @@ use std::{
 };
 
 use super::{
-    End, Header, OpenError, Player, Recorded, Step,
+    End, Header, OpenError, Player, Step,
     frame::FILE_MAGIC,
     reader::{Damage, Reader},
 };
@@ -269,7 +269,7 @@ impl Tape {
     }
 
     /// Opens the first file, and applies `prepare` to its player.
-    pub(crate) fn open(&mut self, prepare: impl Fn(&mut Recorded)) {
+    pub(crate) fn open(&mut self, prepare: impl Fn(&mut Player<File>)) {
         while self.playing.is_none()
             && let Some(path) = self.files.pop_front()
         {
@@ -278,7 +278,7 @@ impl Tape {
             });
             match opened {
                 Ok(mut player) => {
-                    prepare(player.recorded());
+                    prepare(&mut player);
                     self.playing = Some(Playing { player, path, end: None });
                 }
                 Err(file) => self.skipped.push(file),

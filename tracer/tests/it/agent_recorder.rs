@@ -183,6 +183,7 @@ fn segments_of_traffic(folder: &Path) -> Vec<String> {
     while writer.recorded.pipeline().has_backlog() {
         said.extend(lines(&writer.recorded.judge(writer.now)));
     }
+    said.extend(lines(&writer.recorded.node_read(Arc::default(), writer.now, writer.now)));
     writer.end();
     said
 }

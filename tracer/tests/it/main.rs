@@ -34,6 +34,7 @@ mod flow_support;
 mod flow_table;
 mod help;
 mod house;
+mod incident;
 mod ipvs_support;
 mod node_support;
 mod output;
