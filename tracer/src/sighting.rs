@@ -155,8 +155,6 @@ pub struct Task {
 /// over IPv6).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PacketFact {
-    /// Address of the `struct sk_buff`, which the kernel reuses quickly.
-    pub skb: u64,
     /// The packet's addresses at this stage; `None` if its headers could not be read.
     pub tuple: Option<Tuple>,
     /// The TCP flags byte (FIN 1, SYN 2, RST 4, PSH 8, ACK 16), 0 for other protocols.

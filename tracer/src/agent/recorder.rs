@@ -22,7 +22,7 @@ use super::{
 use crate::{
     error::sentence,
     platform,
-    recording::{self, End, Finished, Header, Recorded, Recorder},
+    recording::{self, Addresses, End, Finished, Header, Recorded, Recorder},
     time::Timestamp,
 };
 
@@ -87,6 +87,8 @@ pub type Notice = (Level, String);
 #[derive(Debug)]
 pub struct FlightRecorder {
     config: RecorderConfig,
+    /// One numbering for all segments.
+    addresses: Addresses,
     open: Option<Open>,
     /// When a segment is tried again, and the pause after it fails.
     retry_at: Option<Instant>,
@@ -106,6 +108,7 @@ impl FlightRecorder {
             RecorderFigures { up: config.folder.is_some().then_some(false), ..RecorderFigures::default() };
         Self {
             config,
+            addresses: Addresses::default(),
             open: None,
             retry_at: None,
             pause: PAUSE,
@@ -163,7 +166,7 @@ impl FlightRecorder {
         }
         if self.open.is_none() && self.retry_at.is_none_or(|due| at >= due) {
             self.tidy(&folder, &mut notices);
-            match begin(&folder, recorded, header, now) {
+            match begin(&folder, recorded, header, now, &self.addresses) {
                 Ok(name) => {
                     if self.retry_at.take().is_some() {
                         notices.push((Level::Info, format!("{} can be written again", folder.display())));
@@ -290,12 +293,13 @@ fn begin(
     recorded: &mut Recorded,
     header: &Header,
     now: Timestamp,
+    addresses: &Addresses,
 ) -> Result<String, recording::CreateError> {
     let path = next_path(folder, now)
         .map_err(|error| recording::CreateError::Create { path: folder.to_owned(), error })?;
     let created = recording::create(&path, false)?;
     let header = Header { started: now.max(header.started), ..header.clone() };
-    match Recorder::begin(&path, created, &header) {
+    match Recorder::begin(&path, created, &header, addresses.clone()) {
         Ok(file) => recorded.begin(file),
         Err(error) => {
             // A file without a header is no recording.

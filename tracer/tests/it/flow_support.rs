@@ -270,7 +270,6 @@ impl Script {
 
     fn packet(&self, tuple: Tuple, flags: u8, ct: Option<Conntrack>) -> PacketFact {
         PacketFact {
-            skb: 0xffff_8881_0000_0000,
             tuple: Some(tuple),
             tcp_flags: if self.protocol == Protocol::TCP { flags } else { 0 },
             ct,

@@ -203,7 +203,6 @@ fn any_fact() -> BoxedStrategy<Fact> {
         )
             .prop_map(|(tuple, tcp_flags, ct, original_direction, reason, code, table_full)| {
                 Fact::Packet(PacketFact {
-                    skb: 0,
                     tuple,
                     tcp_flags,
                     ct,

@@ -44,7 +44,6 @@ pub(crate) fn packet(
     reason: Option<&str>,
 ) -> Sighting {
     let fact = PacketFact {
-        skb: 0xffff_8881_0000_0000,
         tuple: Some(orig()),
         tcp_flags: flags,
         original_direction: ct.map(|_| true),

@@ -310,7 +310,6 @@ pub(super) fn dropped(script: Script, ms: u64) -> Script {
 
 fn packet(script: &Script, flags: u8, status: u32) -> PacketFact {
     PacketFact {
-        skb: 0xffff_8881_0000_0000,
         tuple: Some(script.orig()),
         tcp_flags: if has_sockets(script.protocol) { flags } else { 0 },
         ct: Some(script.entry(status)),

@@ -144,10 +144,8 @@ impl Draft {
                 SERVER_NS => sighting.netns = Netns(SERVER_NS.0 + 10_000 + (number % 4_000) as u32),
                 _ => {}
             }
-            match &mut sighting.fact {
-                Fact::Socket(socket) => socket.sk += number << 24,
-                Fact::Packet(packet) => packet.skb += random.below(1 << 20) << 8,
-                _ => {}
+            if let Fact::Socket(socket) = &mut sighting.fact {
+                socket.sk += number << 24;
             }
             if orig.dst.is_ipv6() {
                 in_v6(sighting);
