@@ -3,6 +3,7 @@
 mod agent;
 mod check;
 mod path;
+mod redact;
 mod source;
 
 use std::{net::SocketAddr, ops::RangeInclusive, path::PathBuf, time::Duration};
@@ -17,6 +18,7 @@ pub(crate) use crate::cli::explain::ExplainArgs;
 pub(crate) use agent::{AgentArgs, AgentVerb, StreamArgs};
 pub(crate) use check::{CaptureArgs, CaptureOptions, CheckArgs, CheckOptions, PagesArgs, Record, SchemaArgs};
 pub(crate) use path::{PathArgs, PathOptions};
+pub(crate) use redact::RedactArgs;
 pub(crate) use source::ClusterSource;
 use source::SourceArgs;
 pub(crate) use source::own_name;
@@ -87,6 +89,8 @@ pub enum Verb {
     Agent(Box<AgentArgs>),
     /// Judge a recording of `viptrace trace --record`, on any machine
     Replay(Box<ReplayArgs>),
+    /// Copy a recording with other names and addresses, to attach it to an issue
+    Redact(RedactArgs),
     /// Find what is wrong with Services on this node without any traffic, or whether tracing can run
     Check(Box<CheckArgs>),
     /// Show the way of a packet through this node's rules, without sending it

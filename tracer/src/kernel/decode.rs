@@ -4,6 +4,7 @@
 //! record that cannot be read is counted and never guessed at.
 
 mod mask;
+mod rewrite;
 
 use std::{
     collections::HashMap,
@@ -37,6 +38,7 @@ use crate::{
 
 pub use mask::Mask;
 pub(crate) use mask::renumber;
+pub(crate) use rewrite::{Replace, Rewriter};
 
 pub(super) const AF_INET: u16 = 2;
 pub(super) const AF_INET6: u16 = 10;

@@ -71,6 +71,7 @@ mod player;
 mod reader;
 mod recorded;
 pub(crate) mod records;
+mod redact;
 #[cfg(test)]
 mod tests;
 mod writer;
@@ -83,5 +84,6 @@ pub use reader::DamageKind;
 pub(crate) use reader::{Damage, OpenError};
 pub use recorded::Recorded;
 pub use records::Records;
+pub(crate) use redact::{Redacted, Redaction};
 pub(crate) use writer::Failure;
 pub use writer::{Addresses, CreateError, Finished, Recorder, create};

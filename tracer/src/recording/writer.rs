@@ -36,7 +36,7 @@ use crate::{
     time::Timestamp,
 };
 pub use addresses::Addresses;
-use blocks::Blocks;
+pub(super) use blocks::Blocks;
 
 /// The most messages in the queue to the writer.
 const QUEUE: usize = 8192;

@@ -30,7 +30,7 @@ const HEADER_EVERY: u32 = 256;
 const COMPRESSION_LEVEL: i32 = 3;
 
 #[derive(Debug)]
-pub(super) struct Blocks {
+pub(in crate::recording) struct Blocks {
     file: Option<File>,
     header: Vec<u8>,
     sequence: u32,
@@ -48,7 +48,7 @@ pub(super) struct Blocks {
 
 impl Blocks {
     /// Writes the file's beginning. `header` is JSON.
-    pub(super) fn begin(
+    pub(in crate::recording) fn begin(
         mut file: File,
         header: Vec<u8>,
         started: Timestamp,
@@ -76,16 +76,16 @@ impl Blocks {
         }
     }
 
-    pub(super) fn outcome(&self) -> Finished {
+    pub(in crate::recording) fn outcome(&self) -> Finished {
         self.outcome.clone()
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::recording) fn is_empty(&self) -> bool {
         self.items.is_empty() && self.packer.len() == 0
     }
 
     /// Leaves `records` as they are written.
-    pub(super) fn records(&mut self, records: &mut Records) {
+    pub(in crate::recording) fn records(&mut self, records: &mut Records) {
         self.addresses.renumber(records, |record| self.mask.apply(record));
         for record in records.iter() {
             if self.packer.len() >= BLOCK_RECORDS {
@@ -98,7 +98,7 @@ impl Blocks {
         self.end_run();
     }
 
-    pub(super) fn item(&mut self, item: &Item) {
+    pub(in crate::recording) fn item(&mut self, item: &Item) {
         match item {
             Item::Advance(now) | Item::Finish(now) => self.now = self.now.max(*now),
             _ => {}
@@ -140,7 +140,7 @@ impl Blocks {
     }
 
     /// Writes the current contents as one block.
-    pub(super) fn flush(&mut self) {
+    pub(in crate::recording) fn flush(&mut self) {
         self.end_run();
         if self.is_empty() {
             return;
@@ -161,7 +161,7 @@ impl Blocks {
     }
 
     /// Writes the rest and closes the file.
-    pub(super) fn close(&mut self) -> Finished {
+    pub(in crate::recording) fn close(&mut self) -> Finished {
         self.flush();
         if let Some(file) = self.file.take()
             && let Err(error) = file.sync_all()
