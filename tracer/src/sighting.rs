@@ -155,7 +155,8 @@ pub struct Task {
 /// over IPv6).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PacketFact {
-    /// Address of the `struct sk_buff`, which the kernel reuses quickly.
+    /// The `struct sk_buff`, whose memory the kernel reuses quickly: two sightings with one value within milliseconds are one
+    /// packet. 0 if unknown.
     pub skb: u64,
     /// The packet's addresses at this stage; `None` if its headers could not be read.
     pub tuple: Option<Tuple>,

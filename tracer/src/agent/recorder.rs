@@ -22,7 +22,7 @@ use super::{
 use crate::{
     error::sentence,
     platform,
-    recording::{self, End, Finished, Header, Recorded, Recorder},
+    recording::{self, Addresses, End, Finished, Header, Recorded, Recorder},
     time::Timestamp,
 };
 
@@ -89,6 +89,8 @@ pub type Notice = (Level, String);
 #[derive(Debug)]
 pub struct FlightRecorder {
     config: RecorderConfig,
+    /// One numbering for all segments.
+    addresses: Addresses,
     open: Option<Open>,
     /// When a segment is tried again, and the pause after it fails.
     retry_at: Option<Instant>,
@@ -108,6 +110,7 @@ impl FlightRecorder {
             RecorderFigures { up: config.folder.is_some().then_some(false), ..RecorderFigures::default() };
         Self {
             config,
+            addresses: Addresses::default(),
             open: None,
             retry_at: None,
             pause: PAUSE,
@@ -165,7 +168,7 @@ impl FlightRecorder {
         }
         if self.open.is_none() && self.retry_at.is_none_or(|due| at >= due) {
             self.tidy(&folder, &mut notices);
-            match begin(&folder, recorded, header, now) {
+            match begin(&folder, recorded, header, now, &self.addresses) {
                 Ok(name) => {
                     if self.retry_at.take().is_some() {
                         notices.push((Level::Info, format!("{} can be written again", folder.display())));
@@ -292,13 +295,14 @@ fn begin(
     recorded: &mut Recorded,
     header: &Header,
     now: Timestamp,
+    addresses: &Addresses,
 ) -> Result<String, recording::CreateError> {
     let path = next_path(folder, now)
         .map_err(|error| recording::CreateError::Create { path: folder.to_owned(), error })?;
     let unfinished = path.with_extension(UNFINISHED);
     let created = recording::create(&unfinished, true)?;
     let header = Header { started: now.max(header.started), ..header.clone() };
-    let begun = Recorder::begin(&path, created, &header).and_then(|file| {
+    let begun = Recorder::begin(&path, created, &header, addresses.clone()).and_then(|file| {
         let renamed = fs::rename(&unfinished, &path);
         renamed.map(|()| file).map_err(|error| recording::CreateError::Begin { path: path.clone(), error })
     });

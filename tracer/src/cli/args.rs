@@ -4,6 +4,7 @@ mod agent;
 mod check;
 mod explain_pcap;
 mod path;
+mod redact;
 mod replay;
 mod source;
 
@@ -20,6 +21,7 @@ pub(crate) use agent::{AgentArgs, AgentVerb, StreamArgs};
 pub(crate) use check::{CaptureArgs, CaptureOptions, CheckArgs, CheckOptions, PagesArgs, Record, SchemaArgs};
 pub(crate) use explain_pcap::{ExplainPcapArgs, ExplainPcapOptions};
 pub(crate) use path::{PathArgs, PathOptions};
+pub(crate) use redact::RedactArgs;
 pub use replay::{ReplayArgs, ReplayOptions};
 pub(crate) use source::ClusterSource;
 use source::SourceArgs;
@@ -93,6 +95,8 @@ pub enum Verb {
     Agent(Box<AgentArgs>),
     /// Judge a recording of `viptrace trace --record`, on any machine
     Replay(Box<ReplayArgs>),
+    /// Copy a recording with other names and addresses, to attach it to an issue
+    Redact(RedactArgs),
     /// Find what is wrong with Services on this node without any traffic, or whether tracing can run
     Check(Box<CheckArgs>),
     /// Show the way of a packet through this node's rules, without sending it

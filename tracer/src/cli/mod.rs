@@ -12,6 +12,7 @@ mod hint;
 pub mod kubectl;
 mod pages;
 mod path;
+mod redact;
 mod replay;
 mod schema;
 pub mod selection;
@@ -102,6 +103,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 fn run_verb(verb: Verb, printer: Printer) -> Result<anyhow::Result<Outcome>, clap::Error> {
     Ok(match verb {
         Verb::Replay(args) => replay::run(&args.resolve()?, printer),
+        Verb::Redact(args) => redact::run(&args, printer),
         Verb::Top(args) if args.has_recording() => top::recording(&args.resolve_recording()?, printer),
         Verb::Check(args) if args.has_folder() => check::audit::run(&args.resolve()?, printer),
         Verb::Path(args) if args.has_folder() => path::run(&args.resolve()?, printer),

@@ -4,6 +4,7 @@
 //! record that cannot be read is counted and never guessed at.
 
 mod mask;
+mod rewrite;
 
 use std::{
     collections::HashMap,
@@ -36,6 +37,8 @@ use crate::{
 };
 
 pub use mask::Mask;
+pub(crate) use mask::{Object, renumber};
+pub(crate) use rewrite::{Replace, Rewriter};
 
 pub(super) const AF_INET: u16 = 2;
 pub(super) const AF_INET6: u16 = 10;
@@ -423,32 +426,47 @@ fn tuple_at(bytes: &[u8], fields: &TupleFields) -> Option<Tuple> {
     ))
 }
 
+/// A packet's transport header: its protocol, and where it begins.
+#[derive(Clone, Copy, Debug)]
+struct Transport {
+    protocol: Protocol,
+    at: usize,
+}
+
+/// Fragments after the first have no transport header, and IPv6 extension headers hide it.
+fn transport(packet: &[u8]) -> Option<Transport> {
+    let first = *packet.first()?;
+    match first >> 4 {
+        4 => {
+            let at = usize::from(first & 0xf) * 4;
+            let fragment = u16::from_be_bytes(bytes_at(packet, offset_of!(Ipv4Hdr, frags))?) & 0x1fff;
+            let protocol = Protocol(*packet.get(offset_of!(Ipv4Hdr, proto))?);
+            (at >= Ipv4Hdr::LEN && fragment == 0).then_some(Transport { protocol, at })
+        }
+        6 => {
+            let protocol = Protocol(*packet.get(offset_of!(Ipv6Hdr, next_hdr))?);
+            Some(Transport { protocol, at: Ipv6Hdr::LEN })
+        }
+        _ => None,
+    }
+}
+
 /// Addresses, ports and TCP flags of a packet, from its network header on. Fragments after the first and packets with
 /// IPv6 extension headers have no ports here, and thus no tuple.
 fn packet_tuple(packet: &[u8]) -> Option<(Tuple, u8)> {
-    let (src, dst, protocol, transport): (IpAddr, IpAddr, u8, &[u8]) = match packet.first()? >> 4 {
-        4 => {
-            let header_len = usize::from(packet.first()? & 0xf) * 4;
-            let fragment = u16::from_be_bytes(bytes_at(packet, offset_of!(Ipv4Hdr, frags))?) & 0x1fff;
-            if header_len < Ipv4Hdr::LEN || fragment != 0 {
-                return None;
-            }
-            (
-                Ipv4Addr::from(bytes_at::<4>(packet, offset_of!(Ipv4Hdr, src_addr))?).into(),
-                Ipv4Addr::from(bytes_at::<4>(packet, offset_of!(Ipv4Hdr, dst_addr))?).into(),
-                *packet.get(offset_of!(Ipv4Hdr, proto))?,
-                packet.get(header_len..)?,
-            )
-        }
-        6 => (
+    let Transport { protocol, at } = transport(packet)?;
+    let (src, dst): (IpAddr, IpAddr) = if packet.first()? >> 4 == 4 {
+        (
+            Ipv4Addr::from(bytes_at::<4>(packet, offset_of!(Ipv4Hdr, src_addr))?).into(),
+            Ipv4Addr::from(bytes_at::<4>(packet, offset_of!(Ipv4Hdr, dst_addr))?).into(),
+        )
+    } else {
+        (
             Ipv6Addr::from(bytes_at::<16>(packet, offset_of!(Ipv6Hdr, src_addr))?).into(),
             Ipv6Addr::from(bytes_at::<16>(packet, offset_of!(Ipv6Hdr, dst_addr))?).into(),
-            *packet.get(offset_of!(Ipv6Hdr, next_hdr))?,
-            packet.get(Ipv6Hdr::LEN..)?,
-        ),
-        _ => return None,
+        )
     };
-    let protocol = Protocol(protocol);
+    let transport = packet.get(at..)?;
     let (src_port, dst_port) = match protocol {
         // TCP, UDP and SCTP all begin with the two ports.
         Protocol::TCP | Protocol::UDP | Protocol::SCTP => (
@@ -461,19 +479,16 @@ fn packet_tuple(packet: &[u8]) -> Option<(Tuple, u8)> {
     Some((Tuple::new(protocol, SocketAddr::new(src, src_port), SocketAddr::new(dst, dst_port)), flags & 0x3f))
 }
 
-const ICMP: u8 = 1;
-const ICMPV6: u8 = 58;
-
-/// Type and code of an ICMP message of either family, from its network header on. Extension headers hide it.
+/// Type and code of an ICMP message of either family, from its network header on.
 fn icmp_error(packet: &[u8]) -> Option<(u8, u8)> {
-    let first = *packet.first()?;
-    let at = match first >> 4 {
-        4 if *packet.get(offset_of!(Ipv4Hdr, proto))? == ICMP => usize::from(first & 0xf) * 4,
-        6 if *packet.get(offset_of!(Ipv6Hdr, next_hdr))? == ICMPV6 => Ipv6Hdr::LEN,
-        _ => return None,
-    };
-    bytes_at::<2>(packet, at).map(|[kind, code]| (kind, code))
+    let Transport { protocol, at } = transport(packet)?;
+    let is_ipv4 = packet.first()? >> 4 == 4;
+    (protocol == if is_ipv4 { Protocol::ICMP } else { ICMPV6 })
+        .then(|| bytes_at::<2>(packet, at))?
+        .map(|[kind, code]| (kind, code))
 }
+
+const ICMPV6: Protocol = Protocol(58);
 
 /// The kernel's name of an ICMP error's type, without its prefix (`include/uapi/linux/icmp.h`, `icmpv6.h`).
 const fn icmp_type(hook: Hook, kind: u8) -> &'static str {

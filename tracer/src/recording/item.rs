@@ -172,7 +172,7 @@ impl Item {
     }
 
     /// `Ok(None)` for an unknown kind, which a later version may have written.
-    fn decode(kind: u8, mut body: &[u8]) -> Result<Option<Self>, Unreadable> {
+    pub(super) fn decode(kind: u8, mut body: &[u8]) -> Result<Option<Self>, Unreadable> {
         const SHORT: Unreadable = Unreadable::Length;
         let mut number = || body.try_get_u64_le().map_err(|_| SHORT);
         Ok(Some(match kind {
@@ -246,9 +246,15 @@ pub(super) fn put_piece(into: &mut Vec<u8>, kind: u8, piece: &[u8], more: bool) 
 #[derive(Debug, Default)]
 pub(super) struct Assembler {
     begun: Option<(u8, Vec<u8>)>,
+    unknown: u64,
 }
 
 impl Assembler {
+    /// The number of skipped items, whose kinds are unknown.
+    pub(super) const fn unknown(&self) -> u64 {
+        self.unknown
+    }
+
     /// Drops an unfinished body, whose blocks are missing. Returns whether there was one.
     pub(super) fn forget(&mut self) -> bool {
         self.begun.take().is_some()
@@ -282,7 +288,7 @@ impl Assembler {
                 _ => Item::decode(kind, piece),
             };
             match decoded {
-                Ok(None) => {}
+                Ok(None) => self.unknown += 1,
                 Ok(Some(item)) => return Some(Ok(item)),
                 Err(error) => return Some(Err(error)),
             }

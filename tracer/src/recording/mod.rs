@@ -47,8 +47,11 @@
 //!
 //! A reader skips kinds that it does not know. A record has the form of the kernel half (`tracer_ebpf`'s structs:
 //! `Header` and the data that follows). The header's offsets and reason names describe the copies of `struct nf_conn`
-//! and `struct sock_common` in it. Of these copies viptrace writes the fields that it reads ([`Mask`]), and zeros for
-//! the rest: hashes, timers and pointers, most of which do not compress. Records without zeros there are valid too.
+//! and `struct sock_common` in it. Of these copies, and of the copy of a packet, viptrace writes the fields that it reads
+//! ([`Mask`]), and zeros for the rest: hashes, timers and pointers, most of which do not compress, and everything after a
+//! packet's headers, which may be payload. In the place of the address of a conntrack entry or of a socket is a number
+//! that only distinguishes it from others ([`Addresses`]). Records of other writers, with addresses and without zeros
+//! there, are valid too.
 //!
 //! # Damage
 //!
@@ -68,6 +71,7 @@ mod player;
 mod reader;
 mod recorded;
 pub(crate) mod records;
+mod redact;
 mod sightings;
 mod tape;
 #[cfg(test)]
@@ -82,7 +86,8 @@ pub use reader::DamageKind;
 pub(crate) use reader::{Damage, OpenError};
 pub use recorded::Recorded;
 pub use records::Records;
+pub(crate) use redact::{Redacted, Redaction};
 pub use sightings::{Observed, Sightings};
 pub use tape::{Tape, Tapes, UnusableFile};
 pub(crate) use writer::Failure;
-pub use writer::{CreateError, Finished, Recorder, create};
+pub use writer::{Addresses, CreateError, Finished, Recorder, create};

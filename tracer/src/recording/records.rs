@@ -85,6 +85,15 @@ impl Records {
         starts.zip(&self.ends).filter_map(|(start, end)| self.bytes.get(start as usize..*end as usize))
     }
 
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
+        let (mut rest, mut start) = (self.bytes.as_mut_slice(), 0);
+        self.ends.iter().map_while(move |end| {
+            let record = rest.split_off_mut(..(*end - start) as usize)?;
+            start = *end;
+            Some(record)
+        })
+    }
+
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.ends.clear();
@@ -134,9 +143,9 @@ impl Packer {
         let index = self.len() - 1;
         let (hook, kind) = (record.get(14).copied().unwrap_or(0), record.get(15).copied().unwrap_or(0));
         let word = |at: usize| record.get(at..).and_then(|mut rest| rest.try_get_u32_le().ok()).unwrap_or(0);
-        let id = record.get(16..).and_then(|mut rest| rest.try_get_u64_le().ok()).unwrap_or(0);
-        // A packet's reason, a socket's states, an entry's ctinfo.
-        let detail = if kind == 2 { word(36) } else { word(24) };
+        // An entry, a packet's entry, a socket; a packet's reason, a socket's states, an entry's ctinfo.
+        let (id, detail) = if kind == 2 { (24, word(36)) } else { (16, word(24)) };
+        let id = record.get(id..).and_then(|mut rest| rest.try_get_u64_le().ok()).unwrap_or(0);
         let number = u32::try_from(index).unwrap_or(u32::MAX);
         let candidates = [
             self.same.insert((kind, id), number),

@@ -1,13 +1,16 @@
-//! Hostile recordings: intact frames with right checksums around contents that viptrace never writes.
-use std::{io::Cursor, path::Path, sync::OnceLock};
+//! Hostile recordings: intact frames with right checksums around contents that viptrace never writes. And private ones:
+//! what is never written.
+
+use std::{collections::BTreeSet, fs, io::Cursor, path::Path, sync::OnceLock};
 
 use bytes::BufMut as _;
 use proptest::{collection::vec, prelude::*, sample::Index};
 
 use super::{
-    DamageKind, Header, Player, Step,
+    Addresses, DamageKind, End, Header, Player, Recorder, Records, Step, create,
     frame::{FILE_MAGIC, Frame, FrameKind},
     item::{Item, MAX_BODY_BYTES, put_piece},
+    reader::{Block, Reader},
     records::Packer,
 };
 use crate::{session::Detail, time::Timestamp};
@@ -34,7 +37,7 @@ fn corpus() -> &'static Corpus {
     static CORPUS: OnceLock<Corpus> = OnceLock::new();
     CORPUS.get_or_init(|| {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/corpus/debian-6.12.records");
-        let text = std::fs::read_to_string(path).unwrap();
+        let text = fs::read_to_string(path).unwrap();
         let (mut offsets, mut records) = (Vec::new(), Vec::new());
         for line in text.lines() {
             match line.split(' ').collect::<Vec<_>>().as_slice() {
@@ -226,4 +229,116 @@ fn overlapping_frames_are_read_in_bounded_time() {
     let begun = std::time::Instant::now();
     assert_eq!(play(bytes), 0);
     assert!(begun.elapsed() < std::time::Duration::from_mins(1));
+}
+
+/// The records in the file of a recorder that was given these.
+fn written(records: &[Vec<u8>], addresses: &Addresses) -> Vec<Vec<u8>> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("test.viptrace");
+    let file = create(&path, false).unwrap();
+    let mut recorder = Recorder::begin(&path, file, &header(), addresses.clone()).unwrap();
+    let mut batch = Records::default();
+    for record in records {
+        assert!(batch.push(record));
+    }
+    recorder.records(&mut batch);
+    assert_eq!(recorder.finish(End::default()).records, records.len() as u64);
+    let (mut reader, _) = Reader::open(fs::File::open(&path).unwrap()).unwrap();
+    let (mut block, mut read) = (Block::default(), Vec::new());
+    while reader.next_block(&mut block).unwrap() {
+        read.extend(block.records.iter().map(<[u8]>::to_vec));
+    }
+    read
+}
+
+/// The beginning of a packet, up to its payload: a network and a transport header.
+fn packet_headers() -> impl Strategy<Value = Vec<u8>> {
+    let transport =
+        prop::sample::select(vec![(6_u8, 20_usize), (17, 8), (132, 12), (1, 4), (58, 4), (0, 0), (47, 0)]);
+    (any::<[u8; 40]>(), any::<[u8; 20]>(), 5..9_usize, transport, any::<bool>(), any::<bool>()).prop_map(
+        |(mut network, own, words, (protocol, bytes), is_ipv6, is_fragment)| {
+            let mut head = if is_ipv6 {
+                (network[0], network[6]) = (0x60, protocol);
+                network.to_vec()
+            } else {
+                (network[0], network[9]) = (0x40 | words as u8, protocol);
+                (network[6], network[7]) = (0, u8::from(is_fragment) * 9);
+                network[..words * 4].to_vec()
+            };
+            if is_ipv6 || !is_fragment {
+                head.extend(&own[..bytes]);
+            }
+            head.truncate(64);
+            head
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever the payload is, the recording is the same.
+    #[test]
+    fn a_payload_never_enters_a_recording(
+        heads in vec((packet_headers(), any::<[u8; 64]>(), any::<[u8; 64]>(), any::<Index>()), 1..40),
+    ) {
+        use tracer_ebpf::{Hook, Kind, PACKET_HEAD_BYTES};
+
+        let places: Vec<_> = Hook::ALL
+.iter().copied()
+            .flat_map(|hook| hook.spec().records.iter().map(move |kind| (hook, *kind)))
+            .filter(|(_, kind)| matches!(kind, Kind::Packet | Kind::Invalid))
+            .collect();
+        let record = |head: &[u8], payload: &[u8], place: &Index| {
+            let (hook, kind) = places[place.index(places.len())];
+            let mut record = vec![0; kind.record_bytes()];
+            (record[14], record[15]) = (hook as u8, kind as u8);
+            let packet = &mut record[48..48 + PACKET_HEAD_BYTES];
+            packet[..head.len()].copy_from_slice(head);
+            packet[head.len()..].copy_from_slice(&payload[head.len()..]);
+            record
+        };
+        let addresses = Addresses::from_unix_secs(1);
+        let first: Vec<_> = heads.iter().map(|(head, payload, _, place)| record(head, payload, place)).collect();
+        let second: Vec<_> = heads.iter().map(|(head, _, payload, place)| record(head, payload, place)).collect();
+        let read = written(&first, &addresses);
+        prop_assert_eq!(&read, &written(&second, &addresses));
+        for (written, (head, payload, ..)) in read.iter().zip(&heads) {
+            for window in payload[head.len()..].windows(6) {
+                prop_assert!(!written.windows(6).any(|bytes| bytes == window));
+            }
+        }
+    }
+}
+
+#[test]
+fn no_kernel_address_enters_a_recording() {
+    let records = &corpus().1;
+    let addresses = Addresses::from_unix_secs(1);
+    let (first, again) = (written(records, &addresses), written(records, &addresses));
+    assert_eq!(first, again, "the segments of one agent have one numbering");
+    let identity = |record: &Vec<u8>| {
+        let at = match record[15] {
+            1 | 3 => 16,
+            2 | 5 => 24,
+            _ => return None,
+        };
+        Some(u64::from_le_bytes(record[at..at + 8].try_into().unwrap()))
+    };
+    // Parts of the kernel's memory, of 4 GiB each.
+    let regions: BTreeSet<u64> = records.iter().filter_map(identity).map(|address| address >> 32).collect();
+    let regions: BTreeSet<u64> = regions.into_iter().filter(|region| *region != 0).collect();
+    assert!(regions.iter().all(|region| region >> 24 == 0xff) && !regions.is_empty());
+    for (record, other) in records.iter().zip(&first) {
+        assert_eq!(identity(record) == Some(0), identity(other) == Some(0));
+        for (another, its) in records.iter().zip(&first) {
+            let (was_same, is_same) =
+                (identity(another) == identity(record), identity(its) == identity(other));
+            assert_eq!(was_same, is_same, "the same object, or another");
+        }
+        for bytes in other.windows(8) {
+            let region = u64::from_le_bytes(bytes.try_into().unwrap()) >> 32;
+            assert!(!regions.contains(&region), "{bytes:x?}");
+        }
+    }
 }

@@ -3,6 +3,7 @@
 //! Owns the file and the queue to it. The event loop never waits for the disk: messages that do not fit into the queue
 //! are dropped and counted, and the count is written. A failure of the file ends the recording, not the trace.
 
+mod addresses;
 mod blocks;
 
 use std::{
@@ -34,7 +35,8 @@ use crate::{
     text::word,
     time::Timestamp,
 };
-use blocks::Blocks;
+pub use addresses::Addresses;
+pub(super) use blocks::Blocks;
 
 /// The most messages in the queue to the writer.
 const QUEUE: usize = 8192;
@@ -140,11 +142,18 @@ struct Shared {
 
 impl Recorder {
     /// Writes the header to a file of [`create`] and starts the writer.
-    pub fn begin(path: &Path, file: File, header: &Header) -> Result<Self, CreateError> {
+    ///
+    /// Recordings of one pipeline share their `addresses`.
+    pub fn begin(
+        path: &Path,
+        file: File,
+        header: &Header,
+        addresses: Addresses,
+    ) -> Result<Self, CreateError> {
         let failed = |error| CreateError::Begin { path: path.to_owned(), error };
         let json = serde_json::to_vec(header).map_err(|error| failed(error.into()))?;
         let mask = Mask::new(&header.layout());
-        let blocks = Blocks::begin(file, json, header.started, mask).map_err(failed)?;
+        let blocks = Blocks::begin(file, json, header.started, mask, addresses).map_err(failed)?;
         let (queue, messages) = mpsc::sync_channel(QUEUE);
         let (ended, done) = mpsc::channel();
         let shared = Arc::new(Shared::default());
@@ -345,8 +354,8 @@ fn write(mut blocks: Blocks, messages: &Receiver<Message>, shared: &Shared) {
         };
         let ended = matches!(message, Err(RecvTimeoutError::Disconnected));
         match message {
-            Ok(Message::Records(records)) => {
-                blocks.records(&records);
+            Ok(Message::Records(mut records)) => {
+                blocks.records(&mut records);
                 shared.queued_bytes.fetch_sub(records.byte_len(), Ordering::Relaxed);
             }
             Ok(Message::Item(item)) => blocks.item(&item),

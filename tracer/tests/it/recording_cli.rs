@@ -136,3 +136,35 @@ fn a_recording_replaces_a_file_only_with_force() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("--force"));
     assert_eq!(fs::read(&path).unwrap(), b"precious");
 }
+
+#[test]
+fn a_redacted_copy_is_replayed_and_nothing_is_overwritten() {
+    let folder = tempfile::tempdir().unwrap();
+    let recording = crate::recording_support::tests_folder()
+        .join("fixtures/recordings/debian-6.12-c20-no-endpoints.viptrace");
+    let out = folder.path().join("public.viptrace");
+    let redact = |file: &Path, more: &[&str]| {
+        let arguments = ["redact", file.to_str().unwrap(), "--out", out.to_str().unwrap()];
+        let output = viptrace(&[&arguments, more].concat());
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    let (status, said, errors) = redact(&recording, &[]);
+    assert_eq!((status, errors.as_str()), (Some(0), ""), "{said}");
+    for part in ["service names", " addresses", "still in the file: times"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    let (own, copy) = (replay(&recording, &["-o", "json"]), replay(&out, &["-o", "json"]));
+    assert_eq!((own.0, own.1.lines().count()), (copy.0, copy.1.lines().count()));
+    assert!(copy.1.contains("\"C20\"") && copy.1.contains("\"namespace-1\""), "{}", copy.1);
+    assert!(own.1.contains("shop") && !copy.1.contains("shop"), "{}", copy.1);
+
+    let (status, _, errors) = redact(&recording, &[]);
+    assert_eq!(status, Some(1));
+    assert!(errors.contains("exists already") && errors.contains("--force"), "{errors}");
+    assert_eq!(redact(&recording, &["--force"]).0, Some(0));
+    let bytes = fs::read(&out).unwrap();
+    let (status, _, errors) = redact(&out, &["--force"]);
+    assert!(status == Some(1) && errors.contains("into itself"), "{errors}");
+    assert_eq!(fs::read(&out).unwrap(), bytes);
+}

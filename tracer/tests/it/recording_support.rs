@@ -25,7 +25,8 @@ use viptrace::{
         capture::{Capture, Kind},
     },
     recording::{
-        BYTE_ORDER, End, FORMAT, Header, Player, RECORD_LAYOUT, Recorded, Recorder, Records, Step, create,
+        Addresses, BYTE_ORDER, End, FORMAT, Header, Player, RECORD_LAYOUT, Recorded, Recorder, Records, Step,
+        create,
     },
     session::{Detail, Judgements, Pipeline},
     time::Timestamp,
@@ -383,7 +384,7 @@ impl Live {
         let before = header.started;
         recorded.node_read(Arc::default(), before, before);
         let file = create(path, false).unwrap();
-        recorded.begin(Recorder::begin(path, file, header).unwrap());
+        recorded.begin(Recorder::begin(path, file, header, Addresses::default()).unwrap());
         Self {
             recorded,
             decoder: Decoder::new(Arc::new(header.layout()), header.clock_offset_ns),

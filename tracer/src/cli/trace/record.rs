@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use crate::{
     cli::args::RecordOptions,
-    recording::{self, CreateError, Failure, Finished, Header, Recorder},
+    recording::{self, Addresses, CreateError, Failure, Finished, Header, Recorder},
     text::count,
 };
 
@@ -22,7 +22,7 @@ impl<'a> NewFile<'a> {
     }
 
     pub(super) fn begin(self, header: &Header) -> anyhow::Result<Recorder> {
-        Ok(Recorder::begin(self.path, self.file, header)?)
+        Ok(Recorder::begin(self.path, self.file, header, Addresses::default())?)
     }
 
     /// Removes the empty file if the trace cannot start.

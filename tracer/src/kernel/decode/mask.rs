@@ -1,20 +1,31 @@
 //! Which bytes of a record are read: all others can be zero without changing the sighting.
 //!
 //! Owns only that set, which follows from the same offsets as the decoder's. The copies of kernel structures in a
-//! record hold much more than the fields that are read: pointers of hash lists, hashes, timers. A recording is smaller
-//! without them, and holds only the kernel addresses that distinguish objects.
+//! record hold much more than the fields that are read: pointers of hash lists, hashes, timers. The copy of a packet may
+//! hold payload. A recording is smaller without them, has no byte of a payload, and of the kernel's addresses only those
+//! that distinguish objects, as numbers ([`renumber`]).
 
 use std::{mem::offset_of, ops::Range};
 
+use network_types::{
+    ip::{Ipv4Hdr, Ipv6Hdr},
+    udp::UdpHdr,
+};
 use tracer_ebpf::{
-    CT_HEAD_BYTES, ConntrackRecord, InvalidRecord, Kind, PacketRecord, SOCK_HEAD_BYTES, SocketRecord,
+    COMM_BYTES, CT_HEAD_BYTES, ConntrackRecord, Hook, InvalidRecord, IpvsRecord, Kind, PACKET_HEAD_BYTES,
+    PacketRecord, SOCK_HEAD_BYTES, SocketRecord, TableFullRecord, WHY_BYTES,
 };
 
-use super::{AF_INET6, Fields, u16_at};
-use crate::kernel::layout::Layout;
+use super::{AF_INET, AF_INET6, Fields, ICMPV6, TCP_FLAGS, Transport, transport, u16_at};
+use crate::{kernel::layout::Layout, net::Protocol};
 
 /// Where a record's kind stands, in bytes.
 const KIND: usize = offset_of!(tracer_ebpf::Header, kind);
+const HOOK: usize = offset_of!(tracer_ebpf::Header, hook);
+const HEAD_OF_PACKET: Range<usize> =
+    offset_of!(PacketRecord, packet_head)..offset_of!(PacketRecord, packet_head) + PACKET_HEAD_BYTES;
+const ENTRY_OF_PACKET: Range<usize> =
+    offset_of!(PacketRecord, ct_head)..offset_of!(PacketRecord, ct_head) + CT_HEAD_BYTES;
 const IPV4_BYTES: usize = 4;
 /// `union nf_inet_addr`, `struct in6_addr`.
 const ADDRESS_BYTES: usize = 16;
@@ -62,29 +73,137 @@ impl Mask {
         Self { entry, socket_v4, socket_v6, family: fields.sock.map(|sock| sock.family) }
     }
 
-    /// Zeroes the bytes that are not read. A record of an unknown kind, or too short for its kind, is not changed.
+    /// Zeroes the bytes that are not read. Of a record that the decoder refuses for its kind or its length, the header
+    /// stays.
     pub fn apply(&self, record: &mut [u8]) {
         let place = |at: usize, bytes: usize| at..at + bytes;
-        match record.get(KIND).and_then(|kind| Kind::from_number(*kind)) {
+        let kind = record.get(KIND).and_then(|kind| Kind::from_number(*kind));
+        match kind.filter(|kind| record.len() == kind.record_bytes()) {
             Some(Kind::Conntrack) => {
+                end_text(record, place(offset_of!(ConntrackRecord, comm), COMM_BYTES));
                 clear(record, place(offset_of!(ConntrackRecord, ct_head), CT_HEAD_BYTES), &self.entry);
             }
-            Some(Kind::Packet) => {
-                clear(record, place(offset_of!(PacketRecord, ct_head), CT_HEAD_BYTES), &self.entry);
-            }
+            Some(Kind::Packet) => self.apply_to_packet(record),
             Some(Kind::Invalid) => {
-                let at = offset_of!(InvalidRecord, packet) + offset_of!(PacketRecord, ct_head);
-                clear(record, place(at, CT_HEAD_BYTES), &self.entry);
+                end_text(record, place(offset_of!(InvalidRecord, why), WHY_BYTES));
+                self.apply_to_packet(record);
             }
             Some(Kind::Socket) => {
+                end_text(record, place(offset_of!(SocketRecord, comm), COMM_BYTES));
+                zero(record, place(offset_of!(SocketRecord, reserved), 2));
                 let head = place(offset_of!(SocketRecord, sock_head), SOCK_HEAD_BYTES);
                 let family = record.get(head.clone()).and_then(|head| u16_at(head, self.family?));
                 // Other families have no addresses to read.
                 let mask = if family == Some(AF_INET6) { &self.socket_v6 } else { &self.socket_v4 };
                 clear(record, head, mask);
             }
-            Some(Kind::TableFull | Kind::Ipvs) | None => {}
+            Some(Kind::Ipvs) => {
+                let client = offset_of!(IpvsRecord, client);
+                let virtual_address = offset_of!(IpvsRecord, virtual_address);
+                let destination = offset_of!(IpvsRecord, destination);
+                let (family, of_destination) =
+                    (offset_of!(IpvsRecord, family), offset_of!(IpvsRecord, dest_family));
+                for (at, family) in
+                    [(client, family), (virtual_address, family), (destination, of_destination)]
+                {
+                    if u16_at(record, family) == Some(AF_INET) {
+                        zero(record, place(at + IPV4_BYTES, ADDRESS_BYTES - IPV4_BYTES));
+                    }
+                }
+            }
+            Some(Kind::TableFull) => zero(record, place(offset_of!(TableFullRecord, reserved), 4)),
+            None => zero(record, size_of::<tracer_ebpf::Header>()..record.len()),
         }
+    }
+
+    /// A packet's record, or the one at the beginning of an invalid packet's record.
+    fn apply_to_packet(&self, record: &mut [u8]) {
+        let hook = record.get(HOOK).and_then(|hook| Hook::from_number(*hook));
+        clear(record, ENTRY_OF_PACKET, &self.entry);
+        if let Some(head) = record.get_mut(HEAD_OF_PACKET) {
+            clear_payload(head, hook.is_some_and(Hook::is_icmp_error));
+        }
+    }
+}
+
+/// The kind of object at an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Object {
+    /// A conntrack entry or a socket.
+    Lasting,
+    /// A packet, of which only sightings within milliseconds are joined.
+    Packet,
+}
+
+/// Replaces the kernel's addresses by which a record distinguishes objects. 0, no object, stays.
+pub(crate) fn renumber(record: &mut [u8], mut number: impl FnMut(Object, u64) -> u64) {
+    let places: &[(usize, Object)] = match record.get(KIND).and_then(|kind| Kind::from_number(*kind)) {
+        Some(Kind::Conntrack) => &[(offset_of!(ConntrackRecord, ct), Object::Lasting)],
+        Some(Kind::Packet | Kind::Invalid) => &[
+            (offset_of!(PacketRecord, skb), Object::Packet),
+            (offset_of!(PacketRecord, ct), Object::Lasting),
+        ],
+        Some(Kind::Socket) => &[(offset_of!(SocketRecord, sk), Object::Lasting)],
+        Some(Kind::TableFull | Kind::Ipvs) | None => &[],
+    };
+    for (at, object) in places {
+        if let Some(address) = record.get_mut(*at..).and_then(|rest| rest.first_chunk_mut::<8>())
+            && *address != [0; 8]
+        {
+            *address = number(*object, u64::from_ne_bytes(*address)).to_ne_bytes();
+        }
+    }
+}
+
+/// Keeps the fields of the network and the transport header that the decoder reads: addresses, ports, TCP flags, and
+/// the type and code of an ICMP error. Everything after these headers, and everything that is no IP packet, becomes zero.
+fn clear_payload(head: &mut [u8], is_icmp_error: bool) {
+    let mut mask = [0; PACKET_HEAD_BYTES];
+    match head.first().map_or(0, |first| first >> 4) {
+        4 => {
+            keep(&mut mask, Some(0), 1);
+            keep(&mut mask, Some(offset_of!(Ipv4Hdr, frags)), 2);
+            keep(&mut mask, Some(offset_of!(Ipv4Hdr, proto)), 1);
+            keep(&mut mask, Some(offset_of!(Ipv4Hdr, src_addr)), IPV4_BYTES);
+            keep(&mut mask, Some(offset_of!(Ipv4Hdr, dst_addr)), IPV4_BYTES);
+        }
+        6 => {
+            keep(&mut mask, Some(0), 1);
+            keep(&mut mask, Some(offset_of!(Ipv6Hdr, next_hdr)), 1);
+            keep(&mut mask, Some(offset_of!(Ipv6Hdr, src_addr)), ADDRESS_BYTES);
+            keep(&mut mask, Some(offset_of!(Ipv6Hdr, dst_addr)), ADDRESS_BYTES);
+        }
+        _ => {}
+    }
+    if let Some(Transport { protocol, at }) = transport(head) {
+        match protocol {
+            Protocol::TCP => {
+                keep(&mut mask, Some(at + offset_of!(UdpHdr, src)), 4);
+                keep(&mut mask, Some(at + TCP_FLAGS), 1);
+            }
+            Protocol::UDP | Protocol::SCTP => keep(&mut mask, Some(at + offset_of!(UdpHdr, src)), 4),
+            Protocol::ICMP | ICMPV6 if is_icmp_error => keep(&mut mask, Some(at), 2),
+            _ => {}
+        }
+    }
+    for (byte, mask) in head.iter_mut().zip(mask) {
+        *byte &= mask;
+    }
+}
+
+fn zero(record: &mut [u8], range: Range<usize>) {
+    if let Some(bytes) = record.get_mut(range) {
+        bytes.fill(0);
+    }
+}
+
+/// Zeroes what follows the first NUL of a text.
+fn end_text(record: &mut [u8], range: Range<usize>) {
+    if let Some(text) = record.get_mut(range)
+        && let Some(end) = text.iter().position(|byte| *byte == 0)
+        && let Some(rest) = text.get_mut(end..)
+    {
+        rest.fill(0);
     }
 }
 

@@ -10,13 +10,13 @@ use std::{
 
 use bytes::BufMut;
 
-use super::{Failure, Finished};
+use super::{Addresses, Failure, Finished};
 use crate::{
     kernel::decode::Mask,
     recording::{
         frame::{FILE_MAGIC, FRAME_HEADER_BYTES, Frame, FrameKind},
         item::{Dropped, Item, put_piece},
-        records::{MAX_RECORD_BYTES, Packer, Records},
+        records::{Packer, Records},
     },
     time::Timestamp,
 };
@@ -30,12 +30,13 @@ const HEADER_EVERY: u32 = 256;
 const COMPRESSION_LEVEL: i32 = 3;
 
 #[derive(Debug)]
-pub(super) struct Blocks {
+pub(in crate::recording) struct Blocks {
     file: Option<File>,
     header: Vec<u8>,
     sequence: u32,
     items: Vec<u8>,
     mask: Mask,
+    addresses: Addresses,
     packer: Packer,
     /// The number of packed records that no item reports yet.
     run: u32,
@@ -47,7 +48,13 @@ pub(super) struct Blocks {
 
 impl Blocks {
     /// Writes the file's beginning. `header` is JSON.
-    pub(super) fn begin(mut file: File, header: Vec<u8>, started: Timestamp, mask: Mask) -> io::Result<Self> {
+    pub(in crate::recording) fn begin(
+        mut file: File,
+        header: Vec<u8>,
+        started: Timestamp,
+        mask: Mask,
+        addresses: Addresses,
+    ) -> io::Result<Self> {
         file.write_all(&FILE_MAGIC)?;
         let mut blocks = Self {
             file: Some(file),
@@ -55,6 +62,7 @@ impl Blocks {
             sequence: 0,
             items: Vec::new(),
             mask,
+            addresses,
             packer: Packer::default(),
             run: 0,
             now: started,
@@ -68,31 +76,29 @@ impl Blocks {
         }
     }
 
-    pub(super) fn outcome(&self) -> Finished {
+    pub(in crate::recording) fn outcome(&self) -> Finished {
         self.outcome.clone()
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::recording) fn is_empty(&self) -> bool {
         self.items.is_empty() && self.packer.len() == 0
     }
 
-    pub(super) fn records(&mut self, records: &Records) {
-        let mut room = [0; MAX_RECORD_BYTES];
+    /// Leaves `records` as they are written.
+    pub(in crate::recording) fn records(&mut self, records: &mut Records) {
+        self.addresses.renumber(records, |record| self.mask.apply(record));
         for record in records.iter() {
-            let Some(masked) = room.get_mut(..record.len()) else { continue };
-            masked.copy_from_slice(record);
-            self.mask.apply(masked);
             if self.packer.len() >= BLOCK_RECORDS {
                 self.flush();
             }
-            if self.packer.push(masked) {
+            if self.packer.push(record) {
                 self.run += 1;
             }
         }
         self.end_run();
     }
 
-    pub(super) fn item(&mut self, item: &Item) {
+    pub(in crate::recording) fn item(&mut self, item: &Item) {
         match item {
             Item::Advance(now) | Item::Finish(now) => self.now = self.now.max(*now),
             _ => {}
@@ -134,7 +140,7 @@ impl Blocks {
     }
 
     /// Writes the current contents as one block.
-    pub(super) fn flush(&mut self) {
+    pub(in crate::recording) fn flush(&mut self) {
         self.end_run();
         if self.is_empty() {
             return;
@@ -155,7 +161,7 @@ impl Blocks {
     }
 
     /// Writes the rest and closes the file.
-    pub(super) fn close(&mut self) -> Finished {
+    pub(in crate::recording) fn close(&mut self) -> Finished {
         self.flush();
         if let Some(file) = self.file.take()
             && let Err(error) = file.sync_all()

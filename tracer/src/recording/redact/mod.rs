@@ -1,0 +1,233 @@
+//! A copy of a recording without its names and addresses, to be attached to a public issue.
+//!
+//! Owns what of each item is replaced: everything that is not known to be harmless. An item of an unknown kind, one that
+//! cannot be read again afterwards and a record that cannot be decoded are left out and counted. Judges nothing: the
+//! copy replays to the same classes because names are replaced by names, and addresses prefix by prefix.
+//!
+//! What stays: times, ports, counts, process ids and network namespaces, the kernel's release, the structure of the
+//! rules, and the names by which viptrace recognises something (`names`).
+
+mod addresses;
+mod json;
+mod names;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{self, Read, Seek},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use super::{
+    Addresses, Header,
+    header::HookLine,
+    item::{Assembler, Dropped, Item},
+    reader::{Block, OpenError, Reader},
+    records::Records,
+    writer::{Blocks, Finished},
+};
+use crate::{
+    kernel::{
+        decode::{Decoder, Mask, Replace, Rewriter},
+        layout::FIELDS,
+    },
+    sighting::Hook,
+    time::Timestamp,
+};
+use names::Names;
+use names::Sort;
+
+/// The contents of a redacted recording.
+#[derive(Debug, Default)]
+pub(crate) struct Redacted {
+    /// The file's size, and the number of the kernel's records in it.
+    pub(crate) finished: Finished,
+    /// How many names of each sort were replaced.
+    pub(crate) names: Vec<(Sort, usize)>,
+    /// The number of replaced addresses.
+    pub(crate) addresses: u64,
+    /// Items of kinds that this viptrace does not know.
+    pub(crate) unknown: u64,
+    /// Items that could not be read, or not after the replacement.
+    pub(crate) unreadable: u64,
+    /// Records that could not be decoded.
+    pub(crate) undecodable: u64,
+    /// Damaged parts of the file.
+    pub(crate) damaged: u64,
+}
+
+/// Why a recording could not be redacted.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RedactError {
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error("it cannot be read: {0}")]
+    Read(io::Error),
+    #[error("the copy cannot be written: {0}")]
+    Write(io::Error),
+}
+
+/// A recording whose copy can begin.
+#[derive(Debug)]
+pub(crate) struct Redaction<R> {
+    reader: Reader<R>,
+    header: Header,
+}
+
+impl<R: Read + Seek> Redaction<R> {
+    /// Reads the header.
+    pub(crate) fn open(file: R) -> Result<Self, OpenError> {
+        let (reader, header) = Reader::open(file)?;
+        Ok(Self { reader, header })
+    }
+
+    /// Writes the copy into an empty file.
+    pub(crate) fn write(mut self, to: File) -> Result<Redacted, RedactError> {
+        let mut names = Names::default();
+        let layout = Arc::new(self.header.layout());
+        let mask = Mask::new(&layout);
+        let (rewriter, mut decoder) =
+            (Rewriter::new(&layout), Decoder::new(layout, self.header.clock_offset_ns));
+        let header = redacted_header(&self.header, &mut names);
+        let json = serde_json::to_vec(&header).map_err(|error| RedactError::Write(error.into()))?;
+        let mut blocks = Blocks::begin(to, json, header.started, mask.clone(), Addresses::default())
+            .map_err(RedactError::Write)?;
+        let mut redacted = Redacted::default();
+        let (mut block, mut assembler) = (Block::default(), Assembler::default());
+        let (mut batch, mut now) = (Records::default(), header.started);
+        while self.reader.next_block(&mut block).map_err(RedactError::Read)? {
+            if block.after_damage {
+                assembler.forget();
+                lacks(&mut blocks, 0, now);
+            }
+            let mut items = block.items.as_slice();
+            let mut next = 0;
+            while let Some(item) = assembler.next(&mut items) {
+                let item = match item {
+                    Ok(Item::Records(count)) => {
+                        let mut undecodable = 0;
+                        for index in next..next + count as usize {
+                            let Some(record) = block.records.get(index) else { break };
+                            let mut record = record.to_vec();
+                            mask.apply(&mut record);
+                            if decoder.decode(&record).is_err() {
+                                undecodable += 1;
+                                continue;
+                            }
+                            rewriter.apply(&mut record, &mut names);
+                            batch.push(&record);
+                        }
+                        next += count as usize;
+                        blocks.records(&mut batch);
+                        batch.clear();
+                        redacted.undecodable += undecodable;
+                        if undecodable > 0 {
+                            lacks(&mut blocks, undecodable, now);
+                        }
+                        continue;
+                    }
+                    Ok(item) => redacted_item(&item, &mut names),
+                    Err(_) => None,
+                };
+                let Some(item) = item else {
+                    redacted.unreadable += 1;
+                    lacks(&mut blocks, 0, now);
+                    continue;
+                };
+                if let Item::Advance(time) | Item::Finish(time) = &item {
+                    now = now.max(*time);
+                }
+                blocks.item(&item);
+            }
+        }
+        redacted.finished = blocks.close();
+        if let Some(failure) = &redacted.finished.failure {
+            return Err(RedactError::Write(io::Error::other(failure.error.clone())));
+        }
+        redacted.unknown = assembler.unknown();
+        redacted.damaged = self.reader.damage().1;
+        redacted.names = names.counts().collect();
+        redacted.addresses = names.addresses.replaced;
+        Ok(redacted)
+    }
+}
+
+/// Writes that this many records, or another item, are missing here.
+fn lacks(blocks: &mut Blocks, records: u64, now: Timestamp) {
+    let dropped = Dropped { records, others: u64::from(records == 0), from: now, to: now };
+    blocks.item(&Item::Dropped(dropped));
+}
+
+/// `None` if it is no item any more.
+fn redacted_item(item: &Item, names: &mut Names) -> Option<Item> {
+    match item {
+        Item::Records(_)
+        | Item::Advance(_)
+        | Item::Lost(_)
+        | Item::Prune(_)
+        | Item::Reread(_)
+        | Item::Finish(_)
+        | Item::Dropped(_)
+        | Item::WallClock(_) => Some(item.clone()),
+        // Only for a hook that this viptrace knows, so that the text is one of its own.
+        Item::Hook(change) => Hook::from_symbol(&change.hook).map(|_| item.clone()),
+        Item::Update(_)
+        | Item::Node(_)
+        | Item::NodeState(_)
+        | Item::Object(_)
+        | Item::Start(_)
+        | Item::Suppressed(_)
+        | Item::Changes(_)
+        | Item::End(_) => {
+            // Encoded by this viptrace: fields that it does not know are gone.
+            let (kind, body) = item.encode().ok()?;
+            let value = names.value(&serde_json::from_slice(&body).ok()?);
+            Item::decode(kind, &serde_json::to_vec(&value).ok()?).ok()?
+        }
+    }
+}
+
+fn redacted_header(header: &Header, names: &mut Names) -> Header {
+    let own = |text: &str| Names::version(text);
+    let is_symbol = |name: &str| {
+        name.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_')
+    };
+    let reasons = |reasons: &BTreeMap<u32, Arc<str>>| {
+        let of_the_kernel = reasons.iter().filter(|(_, name)| is_symbol(name));
+        of_the_kernel.map(|(number, name)| (*number, Arc::clone(name))).collect()
+    };
+    let offsets = header.offsets.iter().filter(|(name, _)| FIELDS.iter().any(|field| field.name == **name));
+    let hooks = header.hooks.iter().filter(|line| Hook::from_symbol(&line.hook).is_some());
+    Header {
+        viptrace: own(&header.viptrace),
+        // Distributions add nothing of the node to it.
+        kernel_release: header.kernel_release.chars().take(64).collect(),
+        node_name: header.node_name.as_deref().map(|name| names.of(Sort::Node, name)),
+        target: header.target.as_deref().map(|target| names.target(target)),
+        hooks: hooks
+            .map(|line| HookLine {
+                attach: names.text(&line.attach),
+                reason: line.reason.as_deref().map(|reason| names.text(reason)),
+                ..line.clone()
+            })
+            .collect(),
+        offsets: offsets.map(|(name, offset)| (name.clone(), *offset)).collect(),
+        drop_reasons: reasons(&header.drop_reasons),
+        reset_reasons: reasons(&header.reset_reasons),
+        // Numbers, and what `Header::check` has compared.
+        ..header.clone()
+    }
+}
+
+impl Replace for Names {
+    fn address(&mut self, ip: IpAddr) -> IpAddr {
+        self.addresses.of(ip)
+    }
+
+    fn task(&mut self, name: &str) -> String {
+        self.of(Sort::Task, name)
+    }
+}

@@ -1,0 +1,241 @@
+//! Every recording of a real kernel, redacted: the same classes, and none of its names and addresses.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashSet},
+    fs,
+    io::Cursor,
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
+
+use serde_json::Value;
+
+use super::*;
+use crate::{
+    recording::{Player, Step, create, item::put_piece},
+    session::Detail,
+};
+
+fn recordings() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/recordings");
+    let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut paths: Vec<_> =
+        paths.filter(|path| path.extension().is_some_and(|end| end == "viptrace")).collect();
+    paths.sort();
+    assert!(!paths.is_empty());
+    paths
+}
+
+fn redacted(bytes: Vec<u8>) -> (Vec<u8>, Redacted) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("redacted.viptrace");
+    let redacted = Redaction::open(Cursor::new(bytes)).unwrap().write(create(&path, false).unwrap()).unwrap();
+    (fs::read(path).unwrap(), redacted)
+}
+
+/// The number of verdicts of each class.
+fn classes(bytes: Vec<u8>) -> BTreeMap<String, usize> {
+    let mut player = Player::open(Cursor::new(bytes), Detail::All).unwrap();
+    let mut classes = BTreeMap::new();
+    let mut take = |judgements: crate::session::Judgements| {
+        for judged in judgements.judged {
+            *classes
+                .entry(format!("{} {:?}", judged.verdict.class, judged.verdict.confidence))
+                .or_default() += 1;
+        }
+    };
+    while let Some(step) = player.step().unwrap() {
+        if let Step::Judged { judgements, .. } = step {
+            take(judgements);
+        }
+    }
+    std::iter::from_fn(|| player.cut_off()).for_each(&mut take);
+    assert_eq!((player.missing(), player.damage().1), (&crate::recording::Missing::default(), 0));
+    classes
+}
+
+/// Every text of the file, and the records.
+fn contents(bytes: Vec<u8>) -> (String, Vec<Vec<u8>>, Vec<Value>) {
+    let (mut reader, header) = Reader::open(Cursor::new(bytes)).unwrap();
+    let mut values = vec![serde_json::to_value(&header).unwrap()];
+    let (mut text, mut records) = (serde_json::to_vec(&header).unwrap(), Vec::new());
+    let (mut block, mut assembler) = (Block::default(), Assembler::default());
+    while reader.next_block(&mut block).unwrap() {
+        records.extend(block.records.iter().map(<[u8]>::to_vec));
+        text.extend(&block.items);
+        let mut items = block.items.as_slice();
+        while let Some(item) = assembler.next(&mut items) {
+            let (_, body) = item.unwrap().encode().unwrap();
+            values.extend(serde_json::from_slice(&body));
+        }
+    }
+    (String::from_utf8_lossy(&text).into_owned(), records, values)
+}
+
+/// The names and addresses in a value: each text in a field that has names.
+fn originals(value: &Value, field: &str, names: &mut BTreeSet<String>, ips: &mut BTreeSet<IpAddr>) {
+    match value {
+        Value::String(text) => {
+            let ip = text.split('/').next().unwrap_or_default();
+            let ip = ip.parse().or_else(|_| text.parse().map(|end: std::net::SocketAddr| end.ip()));
+            if let Ok(ip) = ip {
+                ips.insert(ip);
+            }
+            let is_name = matches!(
+                field,
+                "namespace"
+                    | "node"
+                    | "zone"
+                    | "uid"
+                    | "node_name"
+                    | "labels"
+                    | "selector"
+                    | "external_name"
+                    | "key"
+            );
+            if is_name {
+                names.insert(text.clone());
+            }
+        }
+        Value::Array(values) => values.iter().for_each(|value| originals(value, field, names, ips)),
+        Value::Object(fields) => {
+            for (own, value) in fields {
+                if own == "name" && fields.contains_key("namespace") {
+                    names.extend(value.as_str().map(str::to_owned));
+                }
+                let of = if matches!(field, "labels" | "selector") { field } else { own };
+                originals(value, of, names, ips);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// The texts that stay, because viptrace or its reader knows them.
+const ALLOWED: [&str; 7] = ["", "default", "kube-system", "kubernetes", "kube-dns", "kube-proxy", "true"];
+
+fn has(text: &str, word: &str) -> bool {
+    let is_part = |character: Option<char>| character.is_some_and(|c| c.is_ascii_alphanumeric() || c == '-');
+    text.match_indices(word).any(|(at, _)| {
+        !is_part(text[..at].chars().next_back()) && !is_part(text[at + word.len()..].chars().next())
+    })
+}
+
+#[test]
+fn a_redacted_recording_has_the_same_classes_and_no_name() {
+    let mut seen = BTreeSet::new();
+    for path in recordings() {
+        let bytes = fs::read(&path).unwrap();
+        let (other, counts) = redacted(bytes.clone());
+        let place = path.file_name().unwrap().to_string_lossy();
+        assert_eq!(
+            (counts.unknown, counts.unreadable, counts.undecodable, counts.damaged),
+            (0, 0, 0, 0),
+            "{place}: {counts:?}"
+        );
+        assert_eq!(classes(other.clone()), classes(bytes.clone()), "{place}");
+
+        let (mut names, mut ips) = (BTreeSet::new(), BTreeSet::new());
+        let (_, _, values) = contents(bytes);
+        for value in &values {
+            originals(value, "", &mut names, &mut ips);
+        }
+        let (text, records, _) = contents(other);
+        for name in names.iter().filter(|name| !ALLOWED.contains(&name.as_str())) {
+            // Also a word of messages: "client error (Connect)".
+            assert!(name == "client" || !has(&text, name), "{place} has {name}");
+            seen.insert(name.clone());
+        }
+        // Times and identities, before these bytes, are numbers, which can be any.
+        let copied = || records.iter().filter_map(|record| record.get(32..));
+        let four: HashSet<[u8; 4]> = copied().flat_map(|bytes| bytes.array_windows().copied()).collect();
+        let sixteen: HashSet<[u8; 16]> = copied().flat_map(|bytes| bytes.array_windows().copied()).collect();
+        for ip in &ips {
+            let stays = match ip {
+                IpAddr::V4(ip) => {
+                    ip.is_loopback() || ip.is_unspecified() || ip.is_broadcast() || ip.is_multicast()
+                }
+                IpAddr::V6(ip) => ip.is_loopback() || ip.is_unspecified() || ip.is_multicast(),
+            };
+            if stays {
+                continue;
+            }
+            assert!(!has(&text, &ip.to_string()), "{place} has {ip}");
+            let is_in_records = match ip {
+                IpAddr::V4(ip) => four.contains(&ip.octets()),
+                IpAddr::V6(ip) => sixteen.contains(&ip.octets()),
+            };
+            assert!(!is_in_records, "{place}: {ip}");
+        }
+    }
+    for name in ["shop", "cart", "worker-1", "zone-a", "12f03645-0bdb-4841-b9b5-f7409393d9c8"] {
+        assert!(seen.contains(name), "{name}: {seen:?}");
+    }
+}
+
+#[test]
+fn unknown_items_are_left_out_and_counted() {
+    use bytes::BufMut as _;
+
+    use crate::recording::{
+        frame::{Frame, FrameKind},
+        records::Packer,
+    };
+
+    let path = recordings().remove(0);
+    let mut bytes = fs::read(path).unwrap();
+    let mut items = Vec::new();
+    put_piece(&mut items, 100, b"secret-of-shop", false);
+    put_piece(&mut items, 6, b"{\"no\": \"update\"}", false);
+    let mut payload = Vec::new();
+    payload.put_u32_le(u32::try_from(items.len()).unwrap());
+    payload.extend(items);
+    Packer::default().finish(&mut payload);
+    let compressed = zstd::bulk::compress(&payload, 1).unwrap();
+    let frame = Frame::around(FrameKind::Items, 1000, &compressed, u32::try_from(payload.len()).unwrap());
+    bytes.extend(frame.encode());
+    bytes.extend(compressed);
+    let (other, counts) = redacted(bytes);
+    assert_eq!((counts.unknown, counts.unreadable, counts.damaged), (1, 1, 1));
+    assert!(!has(&contents(other).0, "secret-of-shop"));
+}
+
+#[test]
+fn texts_keep_their_words_and_lose_their_names() {
+    let mut names = Names::default();
+    assert_eq!(names.namespace("shop"), "namespace-1");
+    assert_eq!(names.service("cart"), "service-1");
+    let text = names
+        .text("tcp connect error: secret.example.com:6443 of shop/cart: Connection refused (os error 111)");
+    assert_eq!(
+        text,
+        "tcp connect error: word-1:6443 of namespace-1/service-1: Connection refused (os error 111)"
+    );
+    let text = names
+        .text("nothing answers on 127.0.0.1:10249, no chain KUBE-SERVICES at 2026-11-21T17:40:57.506966360Z");
+    assert!(text.starts_with("nothing answers on 127.0.0.1:10249, no chain KUBE-SERVICES at "), "{text}");
+    assert!(!names.text("10.244.1.11:80").contains("10.244.1.11"));
+}
+
+#[test]
+fn rules_keep_their_form() {
+    let mut names = Names::default();
+    assert_eq!(names.rule("KUBE-SERVICES"), "KUBE-SERVICES");
+    let chain = names.rule("KUBE-SVC-NPX46M4PTMTKRN6Y");
+    assert!(
+        chain.starts_with("KUBE-SVC-") && chain.len() == 25 && !chain.contains("NPX46M4PTMTKRN6Y"),
+        "{chain}"
+    );
+    let (endpoint, service) = (
+        names.rule("endpoint-CMZFK4QB-shop/cart/tcp/http__10.244.1.11/8080"),
+        names.rule("service-242WI43H-shop/cart/tcp/http"),
+    );
+    assert!(endpoint.starts_with("endpoint-") && endpoint.ends_with("/8080"), "{endpoint}");
+    assert!(endpoint.contains("-namespace-1/service-1/tcp/http__10."), "{endpoint}");
+    assert!(
+        service.ends_with("-namespace-1/service-1/tcp/http") && !service.contains("242WI43H"),
+        "{service}"
+    );
+    assert_eq!(names.rule("my-company"), "chain-1");
+    assert_eq!((names.interface("eth0"), names.interface("acme0")), ("eth0".into(), "interface-1".into()));
+}
