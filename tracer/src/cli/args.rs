@@ -4,6 +4,7 @@ mod agent;
 mod check;
 mod explain_pcap;
 mod path;
+mod replay;
 mod source;
 
 use std::{net::SocketAddr, ops::RangeInclusive, path::PathBuf, time::Duration};
@@ -19,6 +20,7 @@ pub(crate) use agent::{AgentArgs, AgentVerb, StreamArgs};
 pub(crate) use check::{CaptureArgs, CaptureOptions, CheckArgs, CheckOptions, PagesArgs, Record, SchemaArgs};
 pub(crate) use explain_pcap::{ExplainPcapArgs, ExplainPcapOptions};
 pub(crate) use path::{PathArgs, PathOptions};
+pub use replay::{ReplayArgs, ReplayOptions};
 pub(crate) use source::ClusterSource;
 use source::SourceArgs;
 pub(crate) use source::own_name;
@@ -59,11 +61,6 @@ const TOP_EXAMPLES: &str = "Examples:
   viptrace top --recording incident.viptrace    an incident, afterwards
 
 Keys: arrows select, Enter opens a flow's evidence or a Service's flows, Tab changes the list, q ends.";
-
-const REPLAY_EXAMPLES: &str = "Examples:
-  viptrace replay incident.viptrace                the verdicts of the live trace
-  viptrace replay incident.viptrace shop/cart      those of one Service
-  viptrace replay incident.viptrace -o json --all  every flow as a record";
 
 /// Finds the hop that broke a Kubernetes Service
 ///
@@ -221,6 +218,13 @@ pub(crate) struct ShownArgs {
     /// How to print verdicts
     #[arg(short, long, value_name = "FORMAT", default_value = "table", help_heading = "Output")]
     output: Output,
+    #[command(flatten)]
+    which: WhichArgs,
+}
+
+/// Which verdicts are shown, and how many on a line.
+#[derive(Debug, Args)]
+pub(crate) struct WhichArgs {
     /// Show every flow, the healthy and normal ones (N…) too; by default tables only count the healthy ones
     #[arg(long, help_heading = "Output", conflicts_with = "faults_only")]
     all: bool,
@@ -234,45 +238,18 @@ pub(crate) struct ShownArgs {
 
 impl ShownArgs {
     pub(crate) fn form(&self) -> Form {
+        self.which.form(self.output)
+    }
+}
+
+impl WhichArgs {
+    pub(crate) fn form(&self, output: Output) -> Form {
         let view = match (self.all, self.faults_only) {
             (true, _) => View::All,
             (false, true) => View::FaultsOnly,
             (false, false) => View::Default,
         };
-        Form { output: self.output, view, each: self.each, ..Form::default() }
-    }
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = REPLAY_EXAMPLES, after_long_help = format!("{REPLAY_EXAMPLES}\n\n{EXIT_STATUS}"))]
-pub struct ReplayArgs {
-    /// A recording of `viptrace trace --record FILE`
-    #[arg(value_name = "FILE")]
-    file: PathBuf,
-    /// Only flows of this Service, Pod or address, as for `viptrace trace` [default: the recorded trace's target]
-    #[arg(value_name = "TARGET")]
-    target: Option<String>,
-    /// The namespace of TARGET, if TARGET is a bare name
-    #[arg(short, long, value_name = "NAMESPACE", requires = "target")]
-    namespace: Option<String>,
-
-    #[command(flatten)]
-    shown: ShownArgs,
-}
-
-/// The options of `viptrace replay`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ReplayOptions {
-    pub file: PathBuf,
-    pub target: Option<Target>,
-    pub form: Form,
-}
-
-impl ReplayArgs {
-    /// Resolves the arguments to options; the error is a usage error.
-    pub fn resolve(self) -> Result<ReplayOptions, clap::Error> {
-        let target = target("replay", self.target.as_deref(), self.namespace.as_deref())?;
-        Ok(ReplayOptions { file: self.file, target, form: Form { replayed: true, ..self.shown.form() } })
+        Form { output, view, each: self.each, ..Form::default() }
     }
 }
 

@@ -8,6 +8,7 @@ mod capture;
 pub(crate) mod check;
 pub(crate) mod explain;
 mod explain_pcap;
+mod export;
 mod hint;
 pub mod kubectl;
 mod pages;
@@ -100,6 +101,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 /// Runs a verb; the outer error is a usage error. The verbs that observe the node on which they run do so on Linux.
 fn run_verb(verb: Verb, printer: Printer) -> Result<anyhow::Result<Outcome>, clap::Error> {
     Ok(match verb {
+        Verb::Replay(args) if args.is_export() => export::run(&args.resolve_export()?, printer),
         Verb::Replay(args) => replay::run(&args.resolve()?, printer),
         Verb::Top(args) if args.has_recording() => top::recording(&args.resolve_recording()?, printer),
         Verb::Check(args) if args.has_folder() => check::audit::run(&args.resolve()?, printer),

@@ -14,7 +14,7 @@ use std::{
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 
 /// The rooms, from the lowest to the highest. The first lines of a room's module state its purpose.
-const ROOMS: [&str; 26] = [
+const ROOMS: [&str; 27] = [
     "error",
     "parse",
     "text",
@@ -37,6 +37,7 @@ const ROOMS: [&str; 26] = [
     "session",
     "recording",
     "pcap",
+    "export",
     "report",
     "agent",
     "plugin",

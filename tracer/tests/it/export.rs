@@ -1,0 +1,110 @@
+//! `viptrace replay` as an export: the files are read back by other readers, with what the recording has.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use pcap_parser::{Block, OptionCode, PcapNGOption, parse_pcapng};
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/recordings").join(name)
+}
+
+fn replay(recording: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_viptrace"))
+        .args(["replay", recording.to_str().unwrap()])
+        .args(arguments)
+        .output()
+        .unwrap()
+}
+
+fn text(options: &[PcapNGOption<'_>], code: OptionCode) -> String {
+    let option = options.iter().find(|option| option.code == code).unwrap();
+    String::from_utf8(option.value[..option.len.into()].to_vec()).unwrap()
+}
+
+/// The file's comments and packets, as another program reads them.
+fn listing(bytes: &[u8]) -> String {
+    let (rest, capture) = parse_pcapng(bytes).unwrap();
+    assert!(rest.is_empty());
+    let mut out = String::new();
+    for block in capture.blocks {
+        out += &match block {
+            Block::SectionHeader(section) => format!("{}\n", text(&section.options, OptionCode::Comment)),
+            Block::InterfaceDescription(interface) => {
+                assert_eq!((interface.linktype.0, interface.if_tsresol, interface.snaplen), (101, 9, 64));
+                format!(
+                    "interface {}: {}\n",
+                    text(&interface.options, OptionCode::IfName),
+                    text(&interface.options, OptionCode::IfDescription)
+                )
+            }
+            Block::EnhancedPacket(packet) => {
+                assert!(packet.caplen <= 64 && packet.caplen <= packet.origlen);
+                let first = packet.data[0] >> 4;
+                assert!(first == 4 || first == 6);
+                format!(
+                    "{} {}/{} bytes: {}\n",
+                    packet.if_id,
+                    packet.caplen,
+                    packet.origlen,
+                    text(&packet.options, OptionCode::Comment)
+                )
+            }
+            other => panic!("{other:?}"),
+        };
+    }
+    out
+}
+
+#[test]
+fn packets_have_the_hook_the_copies_and_the_verdict_as_comments() {
+    let output = replay(&fixture("debian-6.12-c28-refused-same-node.viptrace"), &["-o", "pcapng"]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    let listing = listing(&output.stdout);
+    let few: Vec<&str> = listing.lines().take(12).collect();
+    insta::assert_snapshot!("export-pcapng", few.join("\n"));
+    // The reader of captures takes it as well.
+    let length = output.stdout.len() as u64;
+    let read = viptrace::pcap::read(&output.stdout[..], length, |packet| {
+        viptrace::pcap::head(packet).unwrap();
+    });
+    let ending = read.unwrap();
+    assert_eq!((ending.packets, ending.missing), (listing.matches(" bytes: ").count() as u64, None));
+}
+
+#[test]
+fn every_recording_becomes_a_sound_file() {
+    let mut packets = BTreeMap::new();
+    for entry in std::fs::read_dir(fixture("")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|extension| extension != "viptrace") {
+            continue;
+        }
+        let output = replay(&path, &["-o", "pcapng"]);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(matches!(output.status.code(), Some(0 | 4)), "{}: {stderr}", path.display());
+        packets.insert(path, listing(&output.stdout).matches(" bytes: ").count());
+    }
+    assert!(packets.len() > 50 && packets.values().sum::<usize>() > 200, "{packets:?}");
+}
+
+#[test]
+fn a_target_leaves_only_its_packets() {
+    let recording = fixture("debian-6.12-c28-refused-same-node.viptrace");
+    let all = replay(&recording, &["-o", "pcapng"]).stdout.len();
+    let one = replay(&recording, &["shop/api", "-o", "pcapng"]);
+    assert!(listing(&one.stdout).contains("FAULT C28") && one.stdout.len() <= all);
+    let none = replay(&recording, &["shop/cart", "-o", "pcapng"]);
+    assert!(!listing(&none.stdout).contains(" bytes: "));
+    assert!(String::from_utf8_lossy(&none.stderr).contains("no packet of these flows"));
+}
+
+#[test]
+fn a_trace_has_no_exports() {
+    let output = Command::new(env!("CARGO_BIN_EXE_viptrace")).args(["trace", "--help"]).output().unwrap();
+    assert!(!String::from_utf8_lossy(&output.stdout).contains("pcapng"));
+}
