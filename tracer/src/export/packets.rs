@@ -177,7 +177,7 @@ fn about(header: &Header, census: &Census, verdicts: &Verdicts) -> String {
 fn comment(sighting: &Sighting, fact: &PacketFact, before: Option<u64>, verdict: Option<&str>) -> String {
     let mut parts = vec![format!("{}: {}", sighting.hook.symbol(), event(sighting.hook, fact))];
     parts.extend(stage(fact).map(str::to_owned));
-    parts.extend(before.map(|number| format!("the same packet as {number}")));
+    parts.extend(before.map(|number| format!("the same packet as frame {number}")));
     parts.push(match verdict {
         Some(verdict) => verdict.to_owned(),
         None => "no verdict: it belongs to no flow of a Service".to_owned(),

@@ -30,7 +30,7 @@ fn listing(bytes: &[u8]) -> String {
     let (rest, capture) = parse_pcapng(bytes).unwrap();
     assert!(rest.is_empty());
     let mut out = String::new();
-    for block in capture.blocks {
+    for block in capture.sections.into_iter().flat_map(|section| section.blocks) {
         out += &match block {
             Block::SectionHeader(section) => format!("{}\n", text(&section.options, OptionCode::Comment)),
             Block::InterfaceDescription(interface) => {
