@@ -1,21 +1,22 @@
-//! `viptrace replay FILE -o pcapng`: a recording as a file for another program.
+//! `viptrace replay FILE -o pcapng` and `-o parquet`: a recording as files for other programs.
 //!
 //! Owns the destination and the messages. The replay judges, and `export` writes.
 
 use std::{
-    fs::File,
+    fs::{self, File, OpenOptions},
     io::{BufWriter, IsTerminal as _},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use anyhow::Context as _;
 
 use crate::{
     cli::{Outcome, ResultExt as _, replay, target::Target},
-    export::{Verdicts, packets},
+    export::{Tables, Verdicts, packets},
+    platform,
     recording::{Player, Sightings, Step},
     report::{OutputError, Printer},
-    session::{Detail, Judged},
+    session::{Detail, Judged, ListedChange},
     text::count,
 };
 
@@ -32,12 +33,15 @@ pub(crate) struct ExportOptions {
 pub(crate) enum Destination {
     /// Standard output.
     Pcapng,
+    /// Files in this folder.
+    Parquet { folder: PathBuf },
 }
 
 /// Exports the recording.
 pub(super) fn run(options: &ExportOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
     match &options.to {
         Destination::Pcapng => pcapng(options, &mut printer),
+        Destination::Parquet { folder } => parquet(options, folder, &mut printer),
     }
 }
 
@@ -47,8 +51,10 @@ fn pcapng(options: &ExportOptions, printer: &mut Printer) -> anyhow::Result<Outc
             .hint(|| "viptrace replay FILE -o pcapng > packets.pcapng".to_owned());
     }
     let mut verdicts = Verdicts::default();
-    let lacks = play(options, |judged| {
-        verdicts.add(&judged.verdict);
+    let lacks = play(options, &mut player(options)?, |played| {
+        if let Played::Flow(judged) = played {
+            verdicts.add(&judged.verdict);
+        }
         Ok(())
     })?;
     let census = packets::census(&mut sightings(options)?).with_context(|| what(options))?;
@@ -62,6 +68,39 @@ fn pcapng(options: &ExportOptions, printer: &mut Printer) -> anyhow::Result<Outc
     Ok(end(&lacks, printer))
 }
 
+fn parquet(options: &ExportOptions, folder: &Path, printer: &mut Printer) -> anyhow::Result<Outcome> {
+    let mut player = player(options)?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot create the folder {}", folder.display()))?;
+    let flows = create(&folder.join("flows.parquet"))?;
+    let changes = create(&folder.join("changes.parquet"))?;
+    let to = || format!("cannot write to {}", folder.display());
+    let mut tables = Tables::create(flows, changes, player.header()).with_context(to)?;
+    let lacks = play(options, &mut player, |played| {
+        match played {
+            Played::Flow(judged) => tables.flow(judged),
+            Played::Change(change) => tables.change(change),
+        }
+        .with_context(to)
+    })?;
+    let rows = tables.finish().with_context(to)?;
+    printer.note(&format!(
+        "{}: {} in flows.parquet, {} in changes.parquet",
+        folder.display(),
+        count(rows.flows, "row"),
+        count(rows.changes, "row")
+    ));
+    Ok(end(&lacks, printer))
+}
+
+/// A new file. Only its owner may read it: it names Pods and their peers.
+fn create(path: &Path) -> anyhow::Result<File> {
+    let mut how = OpenOptions::new();
+    platform::private(how.write(true).create_new(true))
+        .open(path)
+        .with_context(|| format!("cannot create {}", path.display()))
+        .hint(|| format!("remove {}, or choose another folder with --out", path.display()))
+}
+
 fn end(lacks: &[String], printer: &mut Printer) -> Outcome {
     for lack in lacks {
         printer.warn(lack);
@@ -73,28 +112,46 @@ fn what(options: &ExportOptions) -> String {
     format!("cannot export {}", options.file.display())
 }
 
+/// A part of the result of a replay.
+enum Played<'a> {
+    Flow(&'a Judged),
+    Change(&'a ListedChange),
+}
+
+fn player(options: &ExportOptions) -> anyhow::Result<Player<File>> {
+    Player::open(open(options)?, Detail::All).with_context(|| what(options))
+}
+
 /// Plays the recording to its end. Returns its missing parts.
 fn play(
     options: &ExportOptions,
-    mut each: impl FnMut(&Judged) -> anyhow::Result<()>,
+    player: &mut Player<File>,
+    mut each: impl FnMut(Played<'_>) -> anyhow::Result<()>,
 ) -> anyhow::Result<Vec<String>> {
-    let mut player = Player::open(open(options)?, Detail::All).with_context(|| what(options))?;
     let mut has_end = false;
-    let mut take = |judged: Vec<Judged>| {
-        let wanted =
-            |judged: &&Judged| options.target.as_ref().is_none_or(|target| target.matches(&judged.verdict));
-        judged.iter().filter(wanted).try_for_each(&mut each)
-    };
-    while let Some(step) = player.step().with_context(|| what(options))? {
-        match step {
-            Step::Judged { judgements, .. } => take(judgements.judged)?,
-            Step::Ended(_) => has_end = true,
+    let mut noted = 0;
+    loop {
+        let judgements = match player.step().with_context(|| what(options))? {
+            Some(Step::Judged { judgements, .. }) => Some(judgements),
+            Some(Step::Ended(_)) => {
+                has_end = true;
+                None
+            }
+            None => match player.cut_off() {
+                Some(judgements) => Some(judgements),
+                None => break,
+            },
+        };
+        let (changes, last) = player.pipeline().changes_after(noted);
+        noted = last;
+        changes.iter().try_for_each(|change| each(Played::Change(change)))?;
+        for judged in judgements.iter().flat_map(|judgements| &judgements.judged) {
+            if options.target.as_ref().is_none_or(|target| target.matches(&judged.verdict)) {
+                each(Played::Flow(judged))?;
+            }
         }
     }
-    while let Some(judgements) = player.cut_off() {
-        take(judgements.judged)?;
-    }
-    Ok(replay::lacks(&player, has_end))
+    Ok(replay::lacks(player, has_end))
 }
 
 fn sightings(options: &ExportOptions) -> anyhow::Result<Sightings<File>> {

@@ -41,7 +41,7 @@ use suppressed::SuppressedEvents;
 use undecided::Undecided;
 use wall_clock::WallClock;
 
-pub(crate) use changes::SavedChanges;
+pub(crate) use changes::{ListedChange, SavedChanges};
 pub(crate) use connections::Attribution;
 pub use connections::{Connections, Pair};
 pub use grace::Grace;
@@ -343,6 +343,11 @@ impl Pipeline {
     /// The line of the summary about changes that were forgotten early.
     pub(crate) fn changes_loss(&self) -> Option<String> {
         self.changes.loss()
+    }
+
+    /// The changes noted after the one with this number (0 for all), and the number of the last.
+    pub(crate) fn changes_after(&self, number: u64) -> (Vec<ListedChange>, u64) {
+        self.changes.noted_after(number)
     }
 
     pub(crate) fn save_changes(&self) -> SavedChanges {

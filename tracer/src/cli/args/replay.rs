@@ -18,7 +18,9 @@ const EXAMPLES: &str = "Examples:
   viptrace replay incident.viptrace shop/cart      those of one Service
   viptrace replay incident.viptrace -o json --all  every flow as a record
   viptrace replay incident.viptrace -o pcapng > packets.pcapng
-                                                   the recorded packets, for Wireshark";
+                                                   the recorded packets, for Wireshark
+  viptrace replay incident.viptrace -o parquet --out incident/
+                                                   tables, for DuckDB";
 
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES, after_long_help = format!("{EXAMPLES}\n\n{EXIT_STATUS}"))]
@@ -36,6 +38,9 @@ pub struct ReplayArgs {
     /// How to print verdicts, or the format of an export
     #[arg(short, long, value_name = "FORMAT", default_value = "table", help_heading = "Output")]
     output: Format,
+    /// With -o parquet: the folder of the files flows.parquet and changes.parquet
+    #[arg(long, value_name = "DIR", help_heading = "Output", required_if_eq("output", "parquet"))]
+    out: Option<PathBuf>,
     #[command(flatten)]
     which: WhichArgs,
 }
@@ -54,6 +59,8 @@ enum Format {
     Yaml,
     /// The recorded packet heads on standard output, for Wireshark; a comment at each names the hook and the verdict
     Pcapng,
+    /// Parquet files of flows and changes in the folder of --out, for a database
+    Parquet,
 }
 
 impl Format {
@@ -64,7 +71,7 @@ impl Format {
             Self::Wide => Output::Wide,
             Self::Json => Output::Json,
             Self::Yaml => Output::Yaml,
-            Self::Pcapng => return None,
+            Self::Pcapng | Self::Parquet => return None,
         })
     }
 }
@@ -93,6 +100,10 @@ impl ReplayArgs {
     /// Resolves the arguments to the options of an export; the error is a usage error.
     pub(crate) fn resolve_export(self) -> Result<ExportOptions, clap::Error> {
         let target = target("replay", self.target.as_deref(), self.namespace.as_deref())?;
-        Ok(ExportOptions { file: self.file, target, to: Destination::Pcapng })
+        let to = match (self.output, self.out) {
+            (Format::Parquet, folder) => Destination::Parquet { folder: folder.unwrap_or_default() },
+            _ => Destination::Pcapng,
+        };
+        Ok(ExportOptions { file: self.file, target, to })
     }
 }
