@@ -6,7 +6,12 @@ use std::{
     process::{Command, Output},
 };
 
+use parquet::{
+    file::reader::{FileReader as _, SerializedFileReader},
+    record::{Row, RowAccessor as _},
+};
 use pcap_parser::{Block, OptionCode, PcapNGOption, parse_pcapng};
+use serde_json::Value;
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/recordings").join(name)
@@ -29,14 +34,14 @@ fn text(options: &[PcapNGOption<'_>], code: OptionCode) -> String {
 fn listing(bytes: &[u8]) -> String {
     let (rest, capture) = parse_pcapng(bytes).unwrap();
     assert!(rest.is_empty());
-    let mut out = String::new();
+    let mut lines = Vec::new();
     for block in capture.sections.into_iter().flat_map(|section| section.blocks) {
-        out += &match block {
-            Block::SectionHeader(section) => format!("{}\n", text(&section.options, OptionCode::Comment)),
+        lines.push(match block {
+            Block::SectionHeader(section) => format!("{}", text(&section.options, OptionCode::Comment)),
             Block::InterfaceDescription(interface) => {
                 assert_eq!((interface.linktype.0, interface.if_tsresol, interface.snaplen), (101, 9, 64));
                 format!(
-                    "interface {}: {}\n",
+                    "interface {}: {}",
                     text(&interface.options, OptionCode::IfName),
                     text(&interface.options, OptionCode::IfDescription)
                 )
@@ -46,7 +51,7 @@ fn listing(bytes: &[u8]) -> String {
                 let first = packet.data[0] >> 4;
                 assert!(first == 4 || first == 6);
                 format!(
-                    "{} {}/{} bytes: {}\n",
+                    "{} {}/{} bytes: {}",
                     packet.if_id,
                     packet.caplen,
                     packet.origlen,
@@ -54,9 +59,9 @@ fn listing(bytes: &[u8]) -> String {
                 )
             }
             other => panic!("{other:?}"),
-        };
+        });
     }
-    out
+    lines.join("\n")
 }
 
 #[test]
@@ -106,5 +111,70 @@ fn a_target_leaves_only_its_packets() {
 #[test]
 fn a_trace_has_no_exports() {
     let output = Command::new(env!("CARGO_BIN_EXE_viptrace")).args(["trace", "--help"]).output().unwrap();
-    assert!(!String::from_utf8_lossy(&output.stdout).contains("pcapng"));
+    let help = String::from_utf8_lossy(&output.stdout);
+    assert!(!help.contains("pcapng") && !help.contains("parquet"));
+}
+
+fn rows(file: &Path) -> Vec<Row> {
+    let file = std::fs::File::open(file).unwrap();
+    SerializedFileReader::new(file).unwrap().get_row_iter(None).unwrap().map(Result::unwrap).collect()
+}
+
+/// The position of a column.
+fn column(row: &Row, name: &str) -> usize {
+    row.get_column_iter().position(|(column, _)| column == name).unwrap()
+}
+
+#[test]
+fn the_table_of_flows_has_the_records() {
+    let recording = fixture("debian-6.12-c6-stale-endpoint-answers.viptrace");
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("tables");
+    let output = replay(&recording, &["-o", "parquet", "--out", out.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let records = replay(&recording, &["-o", "json", "--all"]).stdout;
+    let records: Vec<Value> =
+        String::from_utf8(records).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let rows = rows(&out.join("flows.parquet"));
+    assert_eq!(rows.len(), records.len());
+    let mut pieces = 0;
+    for (row, record) in rows.iter().zip(&records) {
+        for name in ["class", "root_cause", "domain", "confidence", "severity"] {
+            assert_eq!(row.get_string(column(row, name)).unwrap(), record[name].as_str().unwrap(), "{name}");
+        }
+        let client = format!(
+            "{}:{}",
+            row.get_string(column(row, "client_ip")).unwrap(),
+            row.get_int(column(row, "client_port")).unwrap()
+        );
+        assert_eq!(client, record["flow"]["client"].as_str().unwrap());
+        let evidence = row.get_list(column(row, "evidence")).unwrap();
+        let expected = record["evidence"].as_array().unwrap();
+        assert_eq!(evidence.len(), expected.len());
+        pieces += expected.len();
+        assert_eq!(
+            row.get_list(column(row, "unseen")).unwrap().len(),
+            record["unseen"].as_array().unwrap().len()
+        );
+    }
+    assert!(pieces > 100);
+}
+
+#[test]
+fn the_table_of_changes_has_each_change_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().to_str().unwrap();
+    let recording = fixture("debian-6.12-c6-stale-endpoint-answers.viptrace");
+    let output = replay(&recording, &["-o", "parquet", "--out", out]);
+    assert_eq!(output.status.code(), Some(0));
+    let changes = rows(&folder.path().join("changes.parquet"));
+    let texts: Vec<&str> =
+        changes.iter().map(|row| row.get_string(column(row, "text")).unwrap().as_str()).collect();
+    assert_eq!(texts, ["endpoint 10.244.1.12 left Service shop/cart", "Pod shop/cart-2 was deleted"]);
+    assert_eq!(changes[0].get_string(column(&changes[0], "subject_name")).unwrap(), "cart");
+
+    let again = replay(&recording, &["-o", "parquet", "--out", out]);
+    assert_eq!(again.status.code(), Some(1), "an earlier export stays");
+    assert!(String::from_utf8_lossy(&again.stderr).contains("choose another folder"));
+    assert_eq!(replay(&recording, &["-o", "parquet"]).status.code(), Some(2));
 }
