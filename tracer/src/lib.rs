@@ -18,6 +18,7 @@ pub mod cli;
 pub mod cluster;
 pub mod diagnosis;
 pub mod error;
+mod export;
 pub mod flow;
 pub mod incident;
 pub mod kernel;

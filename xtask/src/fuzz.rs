@@ -4,6 +4,7 @@
 //! stay below `target/fuzz`: `seeds` (rewritten by each run), `corpus` (grows from run to run), `crashes`, and one log
 //! for each target.
 
+mod captures;
 mod seeds;
 
 use std::fs::{self, File};
@@ -35,6 +36,8 @@ struct Target {
 const SMALL_MIB: u64 = 16;
 /// The largest allocation for rules: the paths of one packet, 65,536 of some 450 bytes, in a list that doubles.
 const RULES_MIB: u64 = 64;
+/// The largest allocation for a packet capture: the buffer grows until the largest block fits, 16 MiB.
+const CAPTURE_MIB: u64 = 32;
 /// The largest allocation for a recording: an item joined from its pieces, 64 MiB, in a list that doubles as it grows.
 const RECORDING_MIB: u64 = 128;
 
@@ -46,6 +49,7 @@ const TARGETS: &[Target] = &[
     Target { name: "entries", max_bytes: 8 << 10, allocation_mib: SMALL_MIB },
     Target { name: "netlink", max_bytes: 8 << 10, allocation_mib: SMALL_MIB },
     Target { name: "objects", max_bytes: 16 << 10, allocation_mib: SMALL_MIB },
+    Target { name: "pcap", max_bytes: 16 << 10, allocation_mib: CAPTURE_MIB },
     Target { name: "recording", max_bytes: 64 << 10, allocation_mib: RECORDING_MIB },
     Target { name: "replay", max_bytes: 96 << 10, allocation_mib: RECORDING_MIB },
     Target { name: "rules", max_bytes: 64 << 10, allocation_mib: RULES_MIB },

@@ -14,6 +14,7 @@ mod deploy;
 mod disk;
 mod dist;
 mod event;
+mod exports;
 mod fuzz;
 mod host_tests;
 mod image;

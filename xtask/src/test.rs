@@ -17,6 +17,7 @@ use crate::apt;
 use crate::cluster;
 use crate::deploy;
 use crate::event::{Event, Scenario, Verdict};
+use crate::exports;
 use crate::host_tests;
 use crate::image::Flavour;
 use crate::kernels::{self, SERIES, Series};
@@ -186,6 +187,8 @@ fn run_here(printer: &Printer, options: &Options, tally: &mut Tally) -> Result<(
         tally.add(host_tests::cargo_test(&place, printer)?);
         printer.say("==> checks of deploy/");
         tally.add(deploy::checks(&place, printer)?);
+        printer.say("==> checks of the exports");
+        tally.add(exports::checks(&place, printer)?);
     }
     if guests.is_empty() {
         return Ok(());

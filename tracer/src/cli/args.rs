@@ -69,7 +69,12 @@ const REPLAY_EXAMPLES: &str = "Examples:
   viptrace replay worker-1/ worker-2/                    two agents' segments on one clock
   viptrace replay worker-1/ --service shop/cart --since 10m
                                                          the last ten minutes of one Service
-  viptrace replay incident.viptrace -o json --all        every flow as a record";
+  viptrace replay incident.viptrace -o json --all        every flow as a record
+  viptrace replay worker-1/ worker-2/ -o story           what happened, on one screen
+  viptrace replay incident.viptrace -o pcapng > packets.pcapng
+                                                         the recorded packets, for Wireshark
+  viptrace replay incident.viptrace -o parquet --out incident/
+                                                         tables, for DuckDB";
 
 /// Finds the hop that broke a Kubernetes Service
 ///

@@ -17,7 +17,7 @@ use crate::{
 
 /// Explains the capture.
 pub(super) fn run(options: &ExplainPcapOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
-    let (tuples, _) = read(&options.capture, |source, length| pcap::tuples(source, length))?;
+    let (tuples, _) = read(&options.capture, pcap::tuples)?;
     let mut is_complete = true;
     let mut recorded = Recorded::default();
     for path in &options.recordings {

@@ -8,6 +8,7 @@ mod capture;
 pub(crate) mod check;
 pub(crate) mod explain;
 mod explain_pcap;
+mod export;
 mod hint;
 pub mod kubectl;
 mod pages;

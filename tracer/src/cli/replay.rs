@@ -8,6 +8,7 @@ use crate::{
     cli::{
         Outcome, ResultExt as _,
         args::ReplayOptions,
+        export,
         selection::Selection,
         show::{Show, detail},
         target::Target,
@@ -29,6 +30,9 @@ const LATE: Duration = Duration::from_mins(5);
 
 /// Plays the files to their end, and prints them.
 pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
+    if matches!(options.output, ReplayOutput::Pcapng | ReplayOutput::Parquet) {
+        return export::run(options, printer);
+    }
     let opened = open(options)?;
     if options.paths {
         return ways(opened, &mut printer);

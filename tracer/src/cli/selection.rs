@@ -94,7 +94,7 @@ impl Selection {
     }
 
     /// Whether the flow is wanted.
-    fn wants(&self, verdict: &Verdict, span: Span) -> bool {
+    pub(crate) fn wants(&self, verdict: &Verdict, span: Span) -> bool {
         self.wants_apart_from_time(verdict) && verdict.time >= span.from && verdict.flow.started <= span.to
     }
 

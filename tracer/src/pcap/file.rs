@@ -251,7 +251,7 @@ impl File {
     fn header(&mut self, header: &PcapHeader) {
         let resolution = if header.is_nanosecond_precision() { 9 } else { 6 };
         // The upper half of the field can have the length of the frame check sequence.
-        let link = header.network.0 as u16;
+        let link = header.network.0.cast_unsigned() as u16;
         self.interfaces.push(Interface { link, resolution, offset_secs: 0 });
         self.ending.add_interface(None);
     }
@@ -266,7 +266,7 @@ impl File {
             clean(String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned())
         });
         self.interfaces.push(Interface {
-            link: block.linktype.0 as u16,
+            link: block.linktype.0.cast_unsigned() as u16,
             resolution: block.if_tsresol,
             offset_secs: block.if_tsoffset,
         });

@@ -52,7 +52,6 @@ pub struct Recorded {
 #[derive(Clone, Debug)]
 pub(super) struct Source {
     pub(super) name: String,
-    pub(super) node: Option<String>,
     pub(super) target: Option<String>,
     pub(super) started: Timestamp,
     pub(super) ended: Timestamp,
@@ -88,7 +87,6 @@ impl Recorded {
         let header = sightings.header();
         let mut source = Source {
             name: name.to_owned(),
-            node: header.node_name.clone(),
             target: header.target.clone(),
             started: header.started,
             ended: header.started,

@@ -77,13 +77,17 @@ pub enum ReplayOutput {
     Yaml,
     /// What happened, on one screen: the cause, since when, who was hit, what changed, what to do
     Story,
+    /// The recorded packet heads on standard output, for Wireshark; a comment at each names the hook and the verdict
+    Pcapng,
+    /// Parquet files of flows and changes in the folder of --out, for a database
+    Parquet,
 }
 
 impl ReplayOutput {
     /// The form of the rows, for an output that has them.
     pub(crate) const fn rows(self) -> Output {
         match self {
-            Self::Table | Self::Story => Output::Table,
+            Self::Table | Self::Story | Self::Pcapng | Self::Parquet => Output::Table,
             Self::Wide => Output::Wide,
             Self::Json => Output::Json,
             Self::Yaml => Output::Yaml,

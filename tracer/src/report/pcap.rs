@@ -36,7 +36,11 @@ pub fn text(flow: &ExplainedFlow, is_wide: bool, paint: Paint) -> String {
     let again = flow.sightings.saturating_sub(flow.packets);
     let mut packets = count(flow.packets, "packet");
     if again > 0 {
-        let _ = write!(packets, ", captured {} (the same packets again, N3)", times(flow.sightings));
+        let _ = write!(
+            packets,
+            ", captured {} in all: the copies are the same packets (N3)",
+            times(flow.sightings)
+        );
     }
     if let (Some(first), Some(last)) = (flow.first, flow.last)
         && last > first
@@ -47,6 +51,9 @@ pub fn text(flow: &ExplainedFlow, is_wide: bool, paint: Paint) -> String {
     if flow.seen_as.len() > 1 || again > 0 {
         flow.seen_as.iter().for_each(|seen| line(&seen_line(seen)));
     }
+    if let Some(text) = unseen_endpoint(flow) {
+        line(&text);
+    }
     for text in tcp_lines(flow) {
         line(&text);
     }
@@ -56,7 +63,9 @@ pub fn text(flow: &ExplainedFlow, is_wide: bool, paint: Paint) -> String {
     more(&mut line, flow.icmp_errors, flow.icmp_packets.len(), "further ICMP error");
     if is_wide {
         for packet in &flow.packet_list {
-            packet_lines(packet, flow.first).iter().for_each(|text| line(text));
+            for text in packet_lines(packet, flow.first) {
+                line(&text);
+            }
         }
         more(&mut line, flow.packets, flow.packet_list.len(), "further packet");
         for evidence in flow.verdict.iter().flat_map(|verdict| &verdict.evidence) {
@@ -124,6 +133,16 @@ fn seen_line(seen: &SeenAs) -> String {
     )
 }
 
+/// The endpoint that the verdict has, if the capture shows no packet after DNAT.
+fn unseen_endpoint(flow: &ExplainedFlow) -> Option<String> {
+    let found = &flow.verdict.as_ref()?.flow;
+    let endpoint = found.endpoint.filter(|endpoint| {
+        *endpoint != flow.server && flow.seen_as.iter().all(|seen| seen.server != *endpoint)
+    })?;
+    let pod = found.endpoint_pod.as_ref().map(|pod| format!(" (Pod {pod})")).unwrap_or_default();
+    Some(format!("NAT chose {endpoint}{pod}; the capture has no packet after NAT"))
+}
+
 fn tcp_lines(flow: &ExplainedFlow) -> Vec<String> {
     let mut lines = Vec::new();
     if flow.syns > 0 {
@@ -174,7 +193,7 @@ fn packet_lines(packet: &PacketLine, first: Option<Timestamp>) -> Vec<String> {
     let again = if packet.is_retransmit { ", sent before" } else { "" };
     let at = packet.seen.first().and_then(|seen| seen.time);
     let at = match (at, first) {
-        (Some(at), Some(first)) => format!("+{:.6} s", at.since(first).as_secs_f64()),
+        (Some(at), Some(first)) => format!("+{:.3} s", at.since(first).as_secs_f64()),
         _ => "no time".to_owned(),
     };
     let bytes = if packet.bytes > 0 { format!(", {}", count(packet.bytes, "byte")) } else { String::new() };

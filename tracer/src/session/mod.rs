@@ -42,7 +42,7 @@ use suppressed::SuppressedEvents;
 use undecided::Undecided;
 use wall_clock::WallClock;
 
-pub(crate) use changes::SavedChanges;
+pub(crate) use changes::{ListedChange, SavedChanges};
 pub(crate) use connections::Attribution;
 pub use connections::{Connections, Pair};
 pub use crossing::{Crossing, Side};
@@ -378,6 +378,11 @@ impl Pipeline {
     /// The changes of the last hour that concern the flow of a verdict, however far they are from it.
     pub(crate) fn changes_concerning(&self, verdict: &Verdict) -> Vec<NearbyChange> {
         self.changes.concerning(verdict, &self.cluster.history, self.settings.node_name.as_deref())
+    }
+
+    /// The changes noted after the one with this number (0 for all), and the number of the last.
+    pub(crate) fn changes_after(&self, number: u64) -> (Vec<ListedChange>, u64) {
+        self.changes.noted_after(number)
     }
 
     pub(crate) fn save_changes(&self) -> SavedChanges {

@@ -14,7 +14,7 @@ use std::{
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 
 /// The rooms, from the lowest to the highest. The first lines of a room's module state its purpose.
-const ROOMS: [&str; 27] = [
+const ROOMS: [&str; 28] = [
     "error",
     "parse",
     "text",
@@ -38,6 +38,7 @@ const ROOMS: [&str; 27] = [
     "recording",
     "incident",
     "pcap",
+    "export",
     "report",
     "agent",
     "plugin",

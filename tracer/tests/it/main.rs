@@ -28,6 +28,7 @@ mod commands;
 mod corpus;
 mod decode;
 mod errors;
+mod export;
 mod flow_late_decisions;
 mod flow_room;
 mod flow_support;

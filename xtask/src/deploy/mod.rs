@@ -8,7 +8,7 @@
 mod manifest;
 #[cfg(test)]
 mod tests;
-mod tools;
+pub(crate) mod tools;
 
 use std::fs;
 use std::path::{Path, PathBuf};

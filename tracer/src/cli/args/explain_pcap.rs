@@ -39,10 +39,10 @@ pub struct ExplainPcapArgs {
 
 /// The options of `viptrace explain-pcap`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ExplainPcapOptions {
-    pub capture: PathBuf,
-    pub recordings: Vec<PathBuf>,
-    pub output: Output,
+pub(crate) struct ExplainPcapOptions {
+    pub(crate) capture: PathBuf,
+    pub(crate) recordings: Vec<PathBuf>,
+    pub(crate) output: Output,
 }
 
 impl ExplainPcapArgs {

@@ -28,6 +28,9 @@ pub struct ReplayArgs {
     /// How to print
     #[arg(short, long, value_name = "FORMAT", default_value = "table", help_heading = "Output")]
     output: ReplayOutput,
+    /// With -o parquet: the folder of the files flows.parquet and changes.parquet
+    #[arg(long, value_name = "DIR", help_heading = "Output", required_if_eq("output", "parquet"))]
+    out: Option<PathBuf>,
     #[command(flatten)]
     view: ViewArgs,
 }
@@ -67,6 +70,8 @@ pub struct ReplayOptions {
     pub files: Vec<PathBuf>,
     pub selection: Selection,
     pub output: ReplayOutput,
+    /// The folder of an export.
+    pub out: Option<PathBuf>,
     /// Show the ways of the selected flows' packets.
     pub paths: bool,
     /// Of the rows, for an output that has them.
@@ -80,7 +85,7 @@ impl ReplayArgs {
         let mut selection = self.wanted.resolve()?;
         selection.flow = selection.flow.or(self.path);
         let paths = self.path.is_some();
-        Ok(ReplayOptions { files: self.paths, selection, output: self.output, paths, form })
+        Ok(ReplayOptions { files: self.paths, selection, output: self.output, out: self.out, paths, form })
     }
 }
 

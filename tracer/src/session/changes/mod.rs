@@ -5,6 +5,7 @@
 //! Must not judge: a change near a failure is a correlation, and no class or confidence depends on it. Does no I/O and
 //! reads no clock.
 
+mod listed;
 mod objects;
 mod readings;
 mod watches;
@@ -27,6 +28,7 @@ use crate::{
     time::Timestamp,
     verdict::{ChangeKind, NearbyChange, Verdict},
 };
+pub(crate) use listed::ListedChange;
 use readings::Readings;
 use watches::Watches;
 
