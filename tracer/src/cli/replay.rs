@@ -2,7 +2,11 @@
 //!
 //! Owns the messages about incomplete recordings and about clocks. The pipeline judges, and the report prints the rows.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    io::{self, IsTerminal as _},
+    path::PathBuf,
+    time::Duration,
+};
 
 use crate::{
     cli::{
@@ -14,7 +18,11 @@ use crate::{
     },
     incident::{Beside, Moment, Story, Timeline, Track, clock::Compared},
     recording::{Damage, DamageKind, Header, UnusableFile},
-    report::{Form, Printer, ReplayOutput, Report, story},
+    report::{
+        Form, Printer, ReplayOutput, Report,
+        html::{self, Messages},
+        story,
+    },
     session::{Ending, Judgements},
     text::{count, length, list, measured, safe},
     time::Timestamp,
@@ -26,19 +34,34 @@ const NAMED: usize = 5;
 const LATE: Duration = Duration::from_mins(5);
 
 /// Plays the files to their end, and prints them.
-pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
+pub(super) fn run(options: &ReplayOptions, printer: Printer) -> anyhow::Result<Outcome> {
+    if options.output == ReplayOutput::Html && io::stdout().is_terminal() {
+        return Err(anyhow::anyhow!("a report is a file: standard output is a terminal"))
+            .hint(|| "viptrace replay FILE -o html > report.html".to_owned());
+    }
     let opened = open(options)?;
-    if options.output == ReplayOutput::Story {
-        let mut teller = Teller { printer: &mut printer, story: Story::default() };
-        let ended = opened.play(&mut teller)?;
-        let story = teller.story;
-        printer.text(&story::render(&story, &ended.nodes, &ended.ending, printer.paint()))?;
-        printer.flush()?;
-        let has_fault = story.chapters().iter().any(|chapter| chapter.verdict.is_fault());
-        return Ok(ended.outcome(if has_fault { Outcome::Faults } else { Outcome::Clean }));
+    if let ReplayOutput::Story | ReplayOutput::Html = options.output {
+        return tell(opened, options, printer);
     }
     let form = Form { several_nodes: opened.timeline.tracks().len() > 1, ..options.form };
     rows(opened, &mut Report::new(form, printer))?.finish()
+}
+
+/// Plays to the end, and writes the story as text or as a page.
+fn tell(opened: Opened, options: &ReplayOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
+    let is_page = options.output == ReplayOutput::Html;
+    let story = if is_page { Story::with_records() } else { Story::default() };
+    let mut teller = Teller { printer: &mut printer, story, messages: Messages::default() };
+    let ended = opened.play(&mut teller)?;
+    let Teller { story, messages, .. } = teller;
+    if is_page {
+        printer.data(&html::render(&story, &ended.nodes, &ended.ending, &messages))?;
+    } else {
+        printer.text(&story::render(&story, &ended.nodes, &ended.ending, printer.paint()))?;
+    }
+    printer.flush()?;
+    let has_fault = story.chapters().iter().any(|chapter| chapter.verdict.is_fault());
+    Ok(ended.outcome(if has_fault { Outcome::Faults } else { Outcome::Clean }))
 }
 
 /// Plays to the end and shows the rows, without the summary.
@@ -88,16 +111,19 @@ impl Audience for Rows<'_> {
 struct Teller<'p> {
     printer: &'p mut Printer,
     story: Story,
+    messages: Messages,
 }
 
 impl Audience for Teller<'_> {
     fn note(&mut self, text: &str) -> anyhow::Result<()> {
         self.printer.note(text);
+        self.messages.notes.push(text.to_owned());
         Ok(())
     }
 
     fn warn(&mut self, text: &str) -> anyhow::Result<()> {
         self.printer.warn(text);
+        self.messages.warnings.push(text.to_owned());
         Ok(())
     }
 
