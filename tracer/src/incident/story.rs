@@ -143,6 +143,26 @@ impl Story {
 
     /// Takes one judged flow of a trace.
     pub fn add(&mut self, judged: &Judged, beside: Beside<'_>) {
+        let Some(chapter) = self.count(judged) else { return };
+        if chapter.flows == 1 || judged.verdict.time > chapter.changes_until {
+            chapter.note_changes(beside);
+        }
+    }
+
+    /// A story of these flows, all with these changes.
+    #[cfg(test)]
+    pub(crate) fn of(verdicts: impl IntoIterator<Item = Verdict>, changes: &[Change]) -> Self {
+        let mut story = Self::with_records();
+        for verdict in verdicts {
+            if let Some(chapter) = story.count(&Judged { verdict, before: None, connect_time: None }) {
+                chapter.changes = changes.to_vec();
+            }
+        }
+        story
+    }
+
+    /// Counts a flow. Returns its chapter if it failed.
+    fn count(&mut self, judged: &Judged) -> Option<&mut Chapter> {
         let verdict = &judged.verdict;
         if let Some(before) = &judged.before
             && let Some(chapter) = self.chapters.get_mut(&(before.class, before.service.clone()))
@@ -158,12 +178,12 @@ impl Story {
             }
         }
         if !failed {
-            return;
+            return None;
         }
         let key = (verdict.class, verdict.service.clone());
         if !self.chapters.contains_key(&key) && self.chapters.len() >= MAX_CHAPTERS {
             self.left_out += 1;
-            return;
+            return None;
         }
         let chapter = self.chapters.entry(key).or_insert_with(|| Chapter::new(verdict));
         chapter.add(verdict);
@@ -171,9 +191,7 @@ impl Story {
             self.room -= 1;
             chapter.records.push(verdict.clone());
         }
-        if chapter.flows == 1 || verdict.time > chapter.changes_until {
-            chapter.note_changes(beside);
-        }
+        Some(chapter)
     }
 
     /// Takes healthy flows that share a verdict.

@@ -105,8 +105,8 @@ impl Page<'_> {
                 fact(html, "Flows", &flows);
                 fact(html, "Confidence", &first.verdict.confidence.to_string());
             }
-            fact(html, "Observed", &format!("{} UTC", outline::span(self.ending)));
-            fact(html, if nodes.len() == 1 { "Node" } else { "Nodes" }, &named(nodes));
+            let observed = format!("{} UTC, on {}", outline::span(self.ending), named(nodes));
+            fact(html, "Observed", &observed);
         });
         html.block("nav", &[("aria-label", &"Contents")], |html| {
             html.block("ul", &[], |html| {
@@ -118,7 +118,7 @@ impl Page<'_> {
                 }
                 match self.chapters {
                     [] => {}
-                    [_] => entry("cause-1", "Cause"),
+                    [_] => entry("cause-1", "The cause"),
                     several => entry("causes", &count(several.len(), "cause")),
                 }
                 entry("not-known", outline::NOT_KNOWN);
@@ -216,7 +216,7 @@ fn title(chapter: &Chapter) -> String {
 }
 
 fn named(nodes: &[String]) -> String {
-    const MAX: usize = 12;
+    const MAX: usize = 3;
     let shown = nodes.get(..MAX.min(nodes.len())).unwrap_or_default().join(", ");
     match nodes.len().saturating_sub(MAX) {
         0 => shown,

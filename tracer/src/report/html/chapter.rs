@@ -18,7 +18,7 @@ pub(super) fn write(html: &mut Html, page: Page<'_>, number: usize, chapter: &Ch
     let heading = if page.chapters.len() > 1 {
         format!("{number}. {}", title(chapter))
     } else {
-        format!("Cause: {}", title(chapter))
+        "The cause".to_owned()
     };
     section(html, &id, &heading, |html| {
         html.leaf("h3", &[], outline::WHAT_HAPPENED);
@@ -81,11 +81,13 @@ fn evidence(html: &mut Html, page: Page<'_>, pieces: &[Evidence]) {
                 };
                 html.element("span", &[("class", &"origin")], |html| html.text(origin));
                 html.text(" ");
-                if let Some(at) = piece.time {
-                    time(html, at, page.ending.started);
-                    html.text(" ");
-                }
-                html.text(&piece.content);
+                html.element("span", &[], |html| {
+                    if let Some(at) = piece.time {
+                        time(html, at, page.ending.started);
+                        html.text(" ");
+                    }
+                    html.text(&piece.content);
+                });
             });
         }
     });

@@ -3,33 +3,33 @@
 use super::{Page, table, time, writer::Html};
 use crate::{incident::Chapter, report::record_line, text::count, verdict::Verdict};
 
+/// The page has no further records once it has so many bytes.
+const MAX_BYTES: usize = 16 << 20;
+
 /// The records, and how many are left out.
 pub(super) fn write(html: &mut Html, page: Page<'_>, chapter: &Chapter) {
     let mut records: Vec<&Verdict> = chapter.records.iter().collect();
     records.sort_by_key(|record| record.flow.started);
-    let left_out = chapter.flows.saturating_sub(records.len() as u64);
-    if left_out > 0 {
-        html.leaf(
-            "p",
-            &[],
-            format!(
-                "{} left out here: viptrace replay -o json prints all",
-                count(left_out, "further record")
-            ),
-        );
-    }
-    if records.is_empty() {
-        return;
-    }
-    html.block("details", &[("class", &"records")], |html| {
-        html.leaf("summary", &[], format!("The records of {}", count(records.len(), "failed flow")));
-        let heads = ["Time", "Class", "Client", "Service address", "Endpoint", "Node", "Record"];
-        table(html, "Failed flows in the order of time", &heads, |html| {
-            for record in records {
-                html.block("tr", &[], |html| row(html, page, record));
-            }
+    let mut shown: u64 = 0;
+    if !records.is_empty() && html.len() < MAX_BYTES {
+        html.block("details", &[("class", &"records")], |html| {
+            html.leaf("summary", &[], format!("The records of {}", count(records.len(), "failed flow")));
+            let heads = ["Time", "Class", "Client", "Service address", "Endpoint", "Node", "Record"];
+            table(html, "Failed flows in the order of time", &heads, |html| {
+                for record in records {
+                    if html.len() < MAX_BYTES {
+                        html.block("tr", &[], |html| row(html, page, record));
+                        shown += 1;
+                    }
+                }
+            });
         });
-    });
+    }
+    let left_out = chapter.flows.saturating_sub(shown);
+    if left_out > 0 {
+        let left_out = count(left_out, "further record");
+        html.leaf("p", &[], format!("{left_out} left out here: viptrace replay -o json prints all"));
+    }
 }
 
 fn row(html: &mut Html, page: Page<'_>, record: &Verdict) {

@@ -78,14 +78,12 @@ impl fmt::Display for Percent {
 }
 
 impl Axis {
-    /// The observed time, and the spans that begin before it or end after it.
-    fn of(page: Page<'_>, rates: &[(&ServiceRef, &Rate)]) -> Self {
+    /// The observed time and all failures. Bars are cut at its ends.
+    fn of(page: Page<'_>) -> Self {
         let mut axis = Self { from: page.ending.started, to: page.ending.ended };
-        for (_, rate) in rates {
-            for (begin, _) in rate.spans() {
-                axis.from = axis.from.min(begin);
-                axis.to = axis.to.max(begin.saturating_add(rate.span()));
-            }
+        for chapter in page.chapters {
+            axis.from = axis.from.min(chapter.first.flow.started);
+            axis.to = axis.to.max(chapter.last);
         }
         axis
     }
@@ -108,7 +106,7 @@ pub(super) fn write(html: &mut Html, page: Page<'_>) {
         }
         let hidden = rates.len().saturating_sub(MAX_DRAWINGS);
         rates.truncate(MAX_DRAWINGS);
-        let axis = Axis::of(page, &rates);
+        let axis = Axis::of(page);
         for (index, (service, rate)) in rates.iter().enumerate() {
             let drawing = Drawing { page, axis, service, rate, number: index + 1 };
             html.block("figure", &[], |html| drawing.write(html));

@@ -17,7 +17,12 @@ pub(super) struct Html(String);
 impl Html {
     /// A document of HTML 5, so far empty.
     pub(super) fn document() -> Self {
-        Self("<!doctype html>\n".to_owned())
+        Self("<!DOCTYPE html>\n".to_owned())
+    }
+
+    /// The bytes so far.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
     }
 
     pub(super) fn into_string(self) -> String {
@@ -56,10 +61,11 @@ impl Html {
         self.0.push('\n');
     }
 
-    /// An element without contents, such as `meta`.
+    /// An element without contents, such as `meta`; closed, so that readers of XML accept the document as well.
     pub(super) fn void(&mut self, name: &'static str, attributes: Attributes) {
         self.open(name, attributes);
-        self.0.push('\n');
+        self.0.pop();
+        self.0.push_str("/>\n");
     }
 
     /// A text on one line. Characters that would move, reorder or hide other text become visible.
