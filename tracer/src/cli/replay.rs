@@ -2,7 +2,14 @@
 //!
 //! Owns the messages about incomplete recordings and about clocks. The pipeline judges, and the report prints the rows.
 
-use std::{fs::File, path::PathBuf, time::Duration};
+mod ways;
+
+use std::{
+    fs::File,
+    io::{self, IsTerminal as _},
+    path::PathBuf,
+    time::Duration,
+};
 
 use crate::{
     cli::{
@@ -13,10 +20,14 @@ use crate::{
         show::{Show, detail},
         target::Target,
     },
-    incident::{self, Beside, Moment, Story, Timeline, Track, Trail, clock::Compared},
+    incident::{Beside, Moment, Story, Timeline, Track, clock::Compared},
     recording::{Damage, DamageKind, Header, Player, UnusableFile},
-    report::{Form, Printer, ReplayOutput, Report, story, trail},
-    session::{Ending, Judged, Judgements},
+    report::{
+        Form, Printer, ReplayOutput, Report,
+        html::{self, Messages},
+        story,
+    },
+    session::{Ending, Judgements},
     text::{count, length, list, measured, safe},
     time::Timestamp,
 };
@@ -33,89 +44,36 @@ pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Resu
     if matches!(options.output, ReplayOutput::Pcapng | ReplayOutput::Parquet) {
         return export::run(options, printer);
     }
+    if options.output == ReplayOutput::Html && io::stdout().is_terminal() {
+        return Err(anyhow::anyhow!("a report is a file: standard output is a terminal"))
+            .hint(|| "viptrace replay FILE -o html > report.html".to_owned());
+    }
     let opened = open(options)?;
     if options.paths {
-        return ways(opened, &mut printer);
+        return ways::run(opened, &mut printer);
     }
-    if options.output == ReplayOutput::Story {
-        let mut teller = Teller { printer: &mut printer, story: Story::default() };
-        let (ended, _) = opened.play(&mut teller)?;
-        let story = teller.story;
-        printer.text(&story::render(&story, &ended.nodes, &ended.ending, printer.paint()))?;
-        printer.flush()?;
-        let has_fault = story.chapters().iter().any(|chapter| chapter.verdict.is_fault());
-        return Ok(ended.outcome(if has_fault { Outcome::Faults } else { Outcome::Clean }));
+    if let ReplayOutput::Story | ReplayOutput::Html = options.output {
+        return tell(opened, options, printer);
     }
     let form = Form { several_nodes: opened.timeline.tracks().len() > 1, ..options.form };
     rows(opened, &mut Report::new(form, printer))?.finish()
 }
 
-/// Plays to the end and prints the ways of the selected flows' packets.
-fn ways(opened: Opened, printer: &mut Printer) -> anyhow::Result<Outcome> {
-    let mut pathfinder = Pathfinder { printer, found: Vec::new(), more: 0 };
-    let (ended, timeline) = opened.play(&mut pathfinder)?;
-    let Pathfinder { printer, mut found, more } = pathfinder;
-    if found.is_empty() {
-        printer
-            .warn("the flow has no verdict in these recordings: without --path, --flow shows what is there");
-    }
-    let has_fault = found.iter().any(|trail| trail.verdict.is_fault());
-    for (index, trail) in found.iter_mut().enumerate() {
-        (trail.steps, trail.more) = incident::steps(&timeline, &trail.verdict)?;
-        trail.gaps.splice(0..0, incident::silent_nodes(&timeline, trail));
-        let blank = if index > 0 { "\n" } else { "" };
-        printer.text(&format!("{blank}{}", trail::render(trail, printer.paint())))?;
-    }
-    if more > 0 {
-        printer
-            .warn(&format!("{} with these addresses: --since and --until choose", count(more, "later flow")));
+/// Plays to the end, and writes the story as text or as a page.
+fn tell(opened: Opened, options: &ReplayOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
+    let is_page = options.output == ReplayOutput::Html;
+    let story = if is_page { Story::with_records() } else { Story::default() };
+    let mut teller = Teller { printer: &mut printer, story, messages: Messages::default() };
+    let (ended, _) = opened.play(&mut teller)?;
+    let Teller { story, messages, .. } = teller;
+    if is_page {
+        printer.data(&html::render(&story, &ended.nodes, &ended.ending, &messages))?;
+    } else {
+        printer.text(&story::render(&story, &ended.nodes, &ended.ending, printer.paint()))?;
     }
     printer.flush()?;
+    let has_fault = story.chapters().iter().any(|chapter| chapter.verdict.is_fault());
     Ok(ended.outcome(if has_fault { Outcome::Faults } else { Outcome::Clean }))
-}
-
-/// The most flows whose way is printed.
-const MAX_WAYS: usize = 8;
-
-/// Keeps the verdicts of flows whose way is wanted.
-struct Pathfinder<'p> {
-    printer: &'p mut Printer,
-    found: Vec<Trail>,
-    more: u64,
-}
-
-impl Audience for Pathfinder<'_> {
-    fn note(&mut self, text: &str) -> anyhow::Result<()> {
-        self.printer.note(text);
-        Ok(())
-    }
-
-    fn warn(&mut self, text: &str) -> anyhow::Result<()> {
-        self.printer.warn(text);
-        Ok(())
-    }
-
-    fn take(&mut self, judgements: Judgements, beside: Beside<'_>, _: Timestamp) -> anyhow::Result<()> {
-        for Judged { verdict, before, .. } in judgements.judged {
-            let flow = &verdict.flow;
-            let is_known = |trail: &Trail| {
-                trail.verdict.flow.started == flow.started && trail.verdict.flow.node == flow.node
-            };
-            if before.is_some() {
-                self.found.retain(|trail| !is_known(trail));
-            }
-            if self.found.len() < MAX_WAYS {
-                self.found.push(Trail::around(beside, verdict));
-            } else {
-                self.more += 1;
-            }
-        }
-        Ok(())
-    }
-
-    fn ended(&mut self, _: Beside<'_>, _: Timestamp) -> Option<String> {
-        None
-    }
 }
 
 /// Plays to the end and shows the rows, without the summary.
@@ -165,16 +123,19 @@ impl Audience for Rows<'_> {
 struct Teller<'p> {
     printer: &'p mut Printer,
     story: Story,
+    messages: Messages,
 }
 
 impl Audience for Teller<'_> {
     fn note(&mut self, text: &str) -> anyhow::Result<()> {
         self.printer.note(text);
+        self.messages.notes.push(text.to_owned());
         Ok(())
     }
 
     fn warn(&mut self, text: &str) -> anyhow::Result<()> {
         self.printer.warn(text);
+        self.messages.warnings.push(text.to_owned());
         Ok(())
     }
 

@@ -24,6 +24,9 @@ const MAX_NAMES: usize = 256;
 const MAX_CHANGES: usize = 64;
 /// The most Services whose rate is kept.
 const MAX_RATES: usize = 1024;
+/// The most failed flows whose verdicts a story keeps, of one cause and of all, each a few KiB.
+const MAX_RECORDS_OF_ONE: usize = 200;
+const MAX_RECORDS: usize = 2_000;
 /// How far before the first failure changes are listed.
 pub(crate) const BEFORE: Duration = Duration::from_hours(1);
 /// How long after the last failure changes are listed: what ended it may be noticed late.
@@ -45,6 +48,8 @@ pub struct Story {
     rates: BTreeMap<ServiceRef, Rate>,
     /// By Service: the latest flow that was answered.
     answered: BTreeMap<ServiceRef, Timestamp>,
+    /// How many more verdicts of failed flows it keeps.
+    room: usize,
 }
 
 /// One cause at one Service port.
@@ -63,6 +68,8 @@ pub struct Chapter {
     pub clients: Names,
     pub endpoints: Names,
     pub nodes: Names,
+    /// The verdicts of the first of its flows, if the story keeps them; in the order in which they were judged.
+    pub records: Vec<Verdict>,
     /// In the order of time.
     pub changes: Vec<Change>,
     /// Until when `changes` is complete.
@@ -129,13 +136,39 @@ pub enum Ended {
 }
 
 impl Story {
+    /// A story that keeps failed flows' verdicts: the first 200 of each cause, and 2,000 in all.
+    pub fn with_records() -> Self {
+        Self { room: MAX_RECORDS, ..Self::default() }
+    }
+
     /// Takes one judged flow of a trace.
     pub fn add(&mut self, judged: &Judged, beside: Beside<'_>) {
+        let Some(chapter) = self.count(judged) else { return };
+        if chapter.flows == 1 || judged.verdict.time > chapter.changes_until {
+            chapter.note_changes(beside);
+        }
+    }
+
+    /// A story of these flows, all with these changes.
+    #[cfg(test)]
+    pub(crate) fn of(verdicts: impl IntoIterator<Item = Verdict>, changes: &[Change]) -> Self {
+        let mut story = Self::with_records();
+        for verdict in verdicts {
+            if let Some(chapter) = story.count(&Judged { verdict, before: None, connect_time: None }) {
+                chapter.changes = changes.to_vec();
+            }
+        }
+        story
+    }
+
+    /// Counts a flow. Returns its chapter if it failed.
+    fn count(&mut self, judged: &Judged) -> Option<&mut Chapter> {
         let verdict = &judged.verdict;
         if let Some(before) = &judged.before
             && let Some(chapter) = self.chapters.get_mut(&(before.class, before.service.clone()))
         {
             chapter.flows = chapter.flows.saturating_sub(1);
+            self.room += chapter.forget(verdict);
         }
         let failed = verdict.has_failed();
         if let Some(service) = &verdict.service {
@@ -145,18 +178,20 @@ impl Story {
             }
         }
         if !failed {
-            return;
+            return None;
         }
         let key = (verdict.class, verdict.service.clone());
         if !self.chapters.contains_key(&key) && self.chapters.len() >= MAX_CHAPTERS {
             self.left_out += 1;
-            return;
+            return None;
         }
         let chapter = self.chapters.entry(key).or_insert_with(|| Chapter::new(verdict));
         chapter.add(verdict);
-        if chapter.flows == 1 || verdict.time > chapter.changes_until {
-            chapter.note_changes(beside);
+        if self.room > 0 && chapter.records.len() < MAX_RECORDS_OF_ONE {
+            self.room -= 1;
+            chapter.records.push(verdict.clone());
         }
+        Some(chapter)
     }
 
     /// Takes healthy flows that share a verdict.
@@ -234,6 +269,7 @@ impl Chapter {
             clients: Names::default(),
             endpoints: Names::default(),
             nodes: Names::default(),
+            records: Vec::new(),
             changes: Vec::new(),
             changes_until: Timestamp::MIN,
         }
@@ -259,6 +295,17 @@ impl Chapter {
             self.endpoints.add(format!("{endpoint}{pod}"));
         }
         self.nodes.extend(flow.node.clone());
+    }
+
+    /// Forgets the record of a flow that has a later verdict. Returns the number of records less.
+    fn forget(&mut self, later: &Verdict) -> usize {
+        let before = self.records.len();
+        let flow = |verdict: &Verdict| {
+            let flow = &verdict.flow;
+            (flow.protocol.clone(), flow.client, flow.vip, flow.started)
+        };
+        self.records.retain(|record| flow(record) != flow(later));
+        before - self.records.len()
     }
 
     /// Takes the changes from [`BEFORE`] the first failure to [`AFTER`] the last one.

@@ -11,10 +11,12 @@ mod fit;
 #[cfg(test)]
 pub(crate) mod fixture;
 mod groups;
+pub mod html;
 mod json;
 mod live;
 mod log;
 pub mod nodes;
+mod outline;
 pub(crate) mod page;
 pub mod path;
 pub mod pcap;
@@ -77,6 +79,8 @@ pub enum ReplayOutput {
     Yaml,
     /// What happened, on one screen: the cause, since when, who was hit, what changed, what to do
     Story,
+    /// One HTML file for somebody who was not there: the story with a timeline, the evidence and the records
+    Html,
     /// The recorded packet heads on standard output, for Wireshark; a comment at each names the hook and the verdict
     Pcapng,
     /// Parquet files of flows and changes in the folder of --out, for a database
@@ -87,7 +91,7 @@ impl ReplayOutput {
     /// The form of the rows, for an output that has them.
     pub(crate) const fn rows(self) -> Output {
         match self {
-            Self::Table | Self::Story | Self::Pcapng | Self::Parquet => Output::Table,
+            Self::Table | Self::Story | Self::Html | Self::Pcapng | Self::Parquet => Output::Table,
             Self::Wide => Output::Wide,
             Self::Json => Output::Json,
             Self::Yaml => Output::Yaml,

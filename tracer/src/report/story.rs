@@ -1,18 +1,19 @@
 //! Lays out the story of an incident as one screen of text.
 //!
-//! Owns the order of its parts and how much of each is shown. The story decides nothing here, and neither does the report.
+//! Owns the order of its parts and how much of each is shown; the sentences are those of the outline. The story decides
+//! nothing here, and neither does the report.
 
-use std::{fmt::Write as _, time::Duration};
+use std::fmt::Write as _;
 
 use crate::{
-    class::Class,
-    incident::{Change, Chapter, Ended, Names, Rate, Span, Story},
+    incident::{Chapter, Names, Rate, Span, Story},
     report::{
+        outline,
         printer::{Paint, Style},
         row::{action, detail, end},
     },
     session::Ending,
-    text::{count, length, safe},
+    text::{count, safe},
     time::Timestamp,
     verdict::Verdict,
 };
@@ -24,12 +25,6 @@ const MAX_OTHERS: usize = 6;
 const MAX_GAPS: usize = 6;
 /// The most look-alikes named as what would prove the conclusion wrong.
 const MAX_LIKE: usize = 3;
-/// The windows in which changes are listed (K14), the nearest first.
-const WINDOWS: [(Duration, &str); 3] = [
-    (Duration::from_mins(5), "in the 5 min before"),
-    (Duration::from_mins(30), "in the 30 min before"),
-    (Duration::from_hours(1), "in the hour before"),
-];
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// The text, with a line end after each line and every name safe for a terminal.
@@ -37,11 +32,11 @@ const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█']
 pub fn render(story: &Story, nodes: &[String], ending: &Ending, paint: Paint) -> String {
     let mut out = String::new();
     let chapters = story.chapters();
-    let span = format!("{} to {}", ending.started.to_the_millisecond(), ending.ended.beside(ending.started));
+    let span = outline::span(ending);
     let nodes = nodes.iter().map(|node| safe(node)).collect::<Vec<_>>().join(", ");
     let _ = writeln!(out, "{}", paint.text(Style::Faint, &format!("{nodes}, {span}, UTC")));
     match chapters.split_first() {
-        None => heading(&mut out, paint, "No flow failed in what was observed"),
+        None => heading(&mut out, paint, outline::NO_FAILURE),
         Some((first, others)) => {
             what_happened(&mut out, paint, story, first, ending);
             who_was_hit(&mut out, paint, story, first, others);
@@ -57,13 +52,9 @@ pub fn render(story: &Story, nodes: &[String], ending: &Ending, paint: Paint) ->
 
 fn what_happened(out: &mut String, paint: Paint, story: &Story, chapter: &Chapter, ending: &Ending) {
     let (verdict, first) = (&chapter.verdict, &chapter.first.flow);
-    heading(out, paint, "What happened");
-    let title = match verdict.class {
-        Class::Unknown => verdict.class.title().to_owned(),
-        class => format!("{class} {}", class.title()),
-    };
-    let service =
-        verdict.service.as_ref().map_or_else(String::new, |it| format!("  {}", safe(&it.to_string())));
+    heading(out, paint, outline::WHAT_HAPPENED);
+    let title = outline::title(verdict.class);
+    let service = outline::service(verdict.service.as_ref()).map_or_else(String::new, |it| format!("  {it}"));
     line(out, &format!("{}{service}", paint.text(Style::Fault, &title)));
     line(out, &detail(&verdict.root_cause));
     line(
@@ -81,18 +72,8 @@ fn what_happened(out: &mut String, paint: Paint, story: &Story, chapter: &Chapte
     let way: Vec<String> = [client].into_iter().chain(vip).chain(endpoint).collect();
     let node = first.node.as_deref().map_or_else(String::new, |node| format!(" on {}", safe(node)));
     line(out, &format!("first   {}{node}: {}", first.started.beside(ending.started), way.join(" -> ")));
-    let lasted = chapter.last.since(first.started);
-    let last = chapter.last.beside(ending.started);
-    line(out, &format!("last    {last}, {} later", length(lasted)));
-    let ended = match story.ended(chapter, ending.ended) {
-        Ended::Answered(time) => format!(
-            "ended   the flow at {} was answered, and none failed after it",
-            time.beside(ending.started)
-        ),
-        Ended::Open => "ended   not in this recording: flows failed until shortly before its end".to_owned(),
-        Ended::NoFlow => "ended   unknown: no later flow of the Service was observed".to_owned(),
-    };
-    line(out, &ended);
+    line(out, &format!("last    {}", outline::last(chapter, ending)));
+    line(out, &format!("ended   {}", outline::ended(story, chapter, ending)));
     for piece in verdict.evidence.iter().take(MAX_NAMES) {
         let time = piece.time.map(|time| time.beside(verdict.time) + " ").unwrap_or_default();
         line(out, &format!("because {time}{}", safe(&piece.content)));
@@ -104,7 +85,7 @@ fn what_happened(out: &mut String, paint: Paint, story: &Story, chapter: &Chapte
 }
 
 fn who_was_hit(out: &mut String, paint: Paint, story: &Story, first: &Chapter, others: &[&Chapter]) {
-    heading(out, paint, "Who was hit");
+    heading(out, paint, outline::WHO_WAS_HIT);
     names(out, "clients", &first.clients);
     names(out, "endpoints", &first.endpoints);
     names(out, "nodes", &first.nodes);
@@ -122,16 +103,8 @@ fn who_was_hit(out: &mut String, paint: Paint, story: &Story, first: &Chapter, o
     let Some(rate) = first.verdict.service.as_ref().and_then(|service| story.rate_of(service)) else {
         return;
     };
-    let failed: u64 = rate.spans().map(|(_, span)| span.failed).sum();
-    let all: u64 = rate.spans().map(|(_, span)| span.failed + span.others).sum();
-    line(
-        out,
-        &format!(
-            "flows     {failed} of {all} failed; per {} s, from {}:",
-            rate.span().as_secs(),
-            start(rate).clock()
-        ),
-    );
+    let per = rate.span().as_secs();
+    line(out, &format!("flows     {}; per {per} s, from {}:", outline::failed(rate), start(rate).clock()));
     line(out, &format!("          failed {}", bars(rate, |span| span.failed)));
     line(out, &format!("          others {}", bars(rate, |span| span.others)));
 }
@@ -170,33 +143,23 @@ fn names(out: &mut String, label: &str, names: &Names) {
 }
 
 fn what_changed(out: &mut String, paint: Paint, chapter: &Chapter) {
-    heading(out, paint, "What changed around it (a correlation, not a cause)");
-    let began = chapter.first.flow.started;
-    let before: Vec<&Change> = chapter.changes.iter().filter(|it| it.change.time <= began).collect();
-    let mut from = Duration::ZERO;
+    heading(out, paint, outline::WHAT_CHANGED);
+    let (windows, during) = outline::changes(chapter);
     let mut shown = 0;
-    for (window, label) in WINDOWS {
-        let inside = before.iter().rev().filter(|it| {
-            let apart = began.since(it.change.time);
-            apart <= window && (apart > from || from.is_zero())
-        });
-        for (index, change) in inside.enumerate() {
-            if index == 0 {
-                line(out, label);
-            }
+    for (label, changes) in windows {
+        line(out, label);
+        for change in changes {
             if shown < MAX_CHANGES {
-                line(out, &format!("  {}", describe(change, chapter)));
+                line(out, &format!("  {}", outline::change(change, chapter)));
             }
             shown += 1;
         }
-        from = window;
     }
     if shown == 0 {
-        line(out, "nothing that is known in the hour before, as far as the recording reaches");
+        line(out, outline::NO_CHANGE);
     } else if shown > MAX_CHANGES {
         line(out, &format!("  and {} more", shown - MAX_CHANGES));
     }
-    let during: Vec<&Change> = chapter.changes.iter().filter(|it| it.change.time > began).collect();
     if !during.is_empty() {
         line(out, "while it lasted");
         let hidden = during.len().saturating_sub(MAX_OTHERS);
@@ -204,29 +167,13 @@ fn what_changed(out: &mut String, paint: Paint, chapter: &Chapter) {
             line(out, &format!("  {hidden} earlier ones, and"));
         }
         for change in during.iter().skip(hidden) {
-            line(out, &format!("  {}", describe(change, chapter)));
+            line(out, &format!("  {}", outline::change(change, chapter)));
         }
     }
 }
 
-/// A change with its distance from the first or the last failed flow.
-fn describe(Change { node, change }: &Change, chapter: &Chapter) -> String {
-    let began = chapter.first.flow.started;
-    let node = node.as_deref().map_or_else(String::new, |node| format!("{}: ", safe(node)));
-    let when = if let Some(after) = change.after {
-        format!("between {} and {}", after.beside(began), change.time.beside(began))
-    } else if change.time <= began {
-        format!("{} before", length(began.since(change.time)))
-    } else if change.time > chapter.last {
-        format!("{} after the last failed flow", length(change.time.since(chapter.last)))
-    } else {
-        format!("{} after the first failed flow", length(change.time.since(began)))
-    };
-    format!("{when}: {node}{}", safe(&change.text))
-}
-
 fn what_to_do(out: &mut String, paint: Paint, verdict: &Verdict) {
-    heading(out, paint, "What to do");
+    heading(out, paint, outline::WHAT_TO_DO);
     match action(&verdict.mitigation) {
         Some(action) => line(out, &action),
         None => line(out, &format!("look at the page of the class: viptrace explain {}", verdict.class)),
@@ -237,48 +184,20 @@ fn what_to_do(out: &mut String, paint: Paint, verdict: &Verdict) {
 }
 
 fn what_would_refute(out: &mut String, paint: Paint, verdict: &Verdict) {
-    heading(out, paint, "What would prove this wrong");
+    heading(out, paint, outline::WHAT_WOULD_REFUTE);
     for piece in verdict.against.iter().take(MAX_LIKE) {
         line(out, &format!("against it: {}", safe(&piece.content)));
     }
     for unseen in verdict.unseen.iter().take(MAX_LIKE) {
         line(out, &format!("not observed: {}", safe(unseen)));
     }
-    let like: Vec<String> = look_alikes(verdict.class).take(MAX_LIKE).collect();
+    let like: Vec<String> = outline::look_alikes(verdict.class).take(MAX_LIKE).collect();
     for text in &like {
         line(out, &format!("if instead {text}"));
     }
     if verdict.against.is_empty() && verdict.unseen.is_empty() && like.is_empty() {
-        line(out, "nothing that this recording leaves open");
+        line(out, outline::NOTHING_OPEN);
     }
-}
-
-/// The look-alikes of a class, from its page.
-fn look_alikes(class: Class) -> impl Iterator<Item = String> {
-    let page = class.page();
-    let section = page.split("\n## What looks the same\n").nth(1).unwrap_or_default();
-    let section = section.split("\n## ").next().unwrap_or_default();
-    section.split("\n- ").skip(1).map(|item| {
-        let words: Vec<&str> = item.split_whitespace().collect();
-        plain(words.join(" ").trim_end_matches('.'))
-    })
-}
-
-/// Markdown without links and emphasis.
-fn plain(markdown: &str) -> String {
-    let mut out = String::new();
-    let mut rest = markdown;
-    while let Some(open) = rest.find('[') {
-        let Some((text, after)) = rest.get(open + 1..).and_then(|inside| inside.split_once("](")) else {
-            break;
-        };
-        let Some((_, after)) = after.split_once(')') else { break };
-        out.push_str(rest.get(..open).unwrap_or_default());
-        out.push_str(text);
-        rest = after;
-    }
-    out.push_str(rest);
-    out.replace(['*', '`'], "")
 }
 
 fn others_too(out: &mut String, paint: Paint, story: &Story, others: &[&Chapter], ending: &Ending) {
@@ -311,26 +230,13 @@ fn others_too(out: &mut String, paint: Paint, story: &Story, others: &[&Chapter]
 }
 
 fn gaps(out: &mut String, paint: Paint, story: &Story, ending: &Ending) {
-    let mut lines = Vec::new();
-    if ending.lost_events > 0 {
-        lines.push(format!("{} were lost", count(ending.lost_events, "event")));
-    }
-    if ending.suppressed_events > 0 {
-        lines.push(format!(
-            "{} were suppressed by the kernel's limits",
-            count(ending.suppressed_events, "event")
-        ));
-    }
-    if ending.flows_evicted > 0 {
-        lines.push(format!("{} were given up without a verdict", count(ending.flows_evicted, "flow")));
-    }
-    lines.extend(ending.gaps.iter().map(|gap| safe(gap).into_owned()));
+    let mut lines = outline::gaps(ending);
     if lines.is_empty() && !story.chapters().is_empty() {
         return;
     }
-    heading(out, paint, "What is not known");
+    heading(out, paint, outline::NOT_KNOWN);
     if lines.is_empty() {
-        lines.push("no gap: every hook was attached and no event was lost".to_owned());
+        lines.push(outline::NO_GAP.to_owned());
     }
     for text in lines.iter().take(MAX_GAPS) {
         line(out, text);
