@@ -340,12 +340,23 @@ fn clock_note(timeline: &Timeline, index: usize) -> Option<String> {
         "the clock of {} is {} {direction} that of {} (±{}), by {} that both observed{contrary}; {drift}; times are \
          those of {}",
         safe(track.name()),
-        length(Duration::from_nanos(ahead_ns.unsigned_abs())),
+        apart(ahead_ns),
         safe(reference.name()),
         measured(Duration::from_nanos(distance.within_ns())),
         count(distance.flows, "flow"),
         safe(reference.name()),
     ))
+}
+
+/// A distance of clocks, which is known to less than a second.
+fn apart(ns: i64) -> String {
+    let ns = ns.unsigned_abs();
+    let whole = length(Duration::from_secs(ns / 1_000_000_000));
+    match ns / 1_000_000_000 {
+        0 => measured(Duration::from_nanos(ns)),
+        1..1000 => format!("{:.3} s", Duration::from_nanos(ns).as_secs_f64()),
+        _ => whole,
+    }
 }
 
 /// A warning for each trace whose clock could not be compared.

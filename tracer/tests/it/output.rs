@@ -54,6 +54,21 @@ fn stories() {
     assert_snapshot!(terminal.session(&commands.each_ref().map(String::as_str)));
 }
 
+/// Two agents' recordings, of nodes whose clocks were 90 s apart; one was stepped by 20 s meanwhile. On one node kube-proxy
+/// lost the API while a rollout replaced the Pods behind a Service.
+#[test]
+fn an_incident_on_two_nodes() {
+    let terminal = with_recordings(&[]);
+    for name in ["node1", "node2"] {
+        terminal.bring(&format!("two-nodes/{name}.viptrace"), &format!("{name}.viptrace"));
+    }
+    assert_snapshot!(terminal.session(&[
+        "replay node1.viptrace node2.viptrace -o story",
+        "replay node2.viptrace node1.viptrace --path 10.244.1.2:48740 --quiet",
+        "replay node2.viptrace --faults-only --since 1m --quiet",
+    ]));
+}
+
 #[test]
 fn a_part_of_a_replay() {
     let name = "debian-6.12-api-server-away";
