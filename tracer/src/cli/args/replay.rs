@@ -18,7 +18,7 @@ const EXAMPLES: &str = "Examples:
   viptrace replay incident.viptrace shop/cart      those of one Service
   viptrace replay incident.viptrace -o json --all  every flow as a record
   viptrace replay incident.viptrace -o pcapng > packets.pcapng
-                                                   the recorded packets, for Wireshark
+                                                   packets, for Wireshark
   viptrace replay incident.viptrace -o parquet --out incident/
                                                    tables, for DuckDB";
 
