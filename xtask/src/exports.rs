@@ -28,7 +28,7 @@ for query in open(sys.argv[1]).read().split('\\0'):
     rows = duckdb.sql(query)
     if query.startswith('CREATE'):
         continue
-    if not rows.fetchall():
+    if len(rows) == 0:
         sys.exit('no row: ' + query)
 ";
 

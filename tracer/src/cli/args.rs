@@ -65,16 +65,16 @@ const TOP_EXAMPLES: &str = "Examples:
 Keys: arrows select, Enter opens a flow's evidence or a Service's flows, Tab changes the list, q ends.";
 
 const REPLAY_EXAMPLES: &str = "Examples:
-  viptrace replay incident.viptrace                      the verdicts of the live trace
-  viptrace replay worker-1/ worker-2/                    two agents' segments on one clock
-  viptrace replay worker-1/ --service shop/cart --since 10m
-                                                         the last ten minutes of one Service
-  viptrace replay incident.viptrace -o json --all        every flow as a record
-  viptrace replay worker-1/ worker-2/ -o story           what happened, on one screen
+  viptrace replay incident.viptrace                the verdicts of the trace
+  viptrace replay worker-1/ worker-2/ -o story     what happened, on one screen
+  viptrace replay worker-1/ --since 10m            the last ten minutes
+  viptrace replay incident.viptrace -o json --all  every flow as a record
+  viptrace replay incident.viptrace -o html > report.html
+                                                   a report to send
   viptrace replay incident.viptrace -o pcapng > packets.pcapng
-                                                         the recorded packets, for Wireshark
+                                                   packets, for Wireshark
   viptrace replay incident.viptrace -o parquet --out incident/
-                                                         tables, for DuckDB";
+                                                   tables, for DuckDB";
 
 /// Finds the hop that broke a Kubernetes Service
 ///

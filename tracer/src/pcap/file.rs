@@ -178,6 +178,7 @@ pub fn read<R: Read + Send>(
                 }
                 Some(failed(at))
             }
+            Found::Cut if file.claims_too_much(reader.data()) => Some(unreadable(at, rest)),
             Found::Cut if !reader.data().is_empty() => Some(cut(rest.max(reader.data().len() as u64))),
             Found::End | Found::Cut => None,
             Found::Longer | Found::Broken => Some(unreadable(at, rest)),
@@ -213,6 +214,8 @@ fn failed(at: u64) -> String {
 /// The parts of the file that later blocks depend on.
 #[derive(Default)]
 struct File {
+    /// Where the length of a packet or block stands in its header, in bytes, and its byte order.
+    length: Option<(usize, bool)>,
     interfaces: Vec<Interface>,
     /// The number of this section's first interface.
     base: usize,
@@ -231,7 +234,8 @@ impl File {
                     .saturating_add(fraction);
                 self.packet(0, Some(units), packet.data, each);
             }
-            PcapBlockOwned::NG(Block::SectionHeader(_)) => {
+            PcapBlockOwned::NG(Block::SectionHeader(section)) => {
+                self.length = Some((4, section.big_endian()));
                 self.interfaces.clear();
                 self.base = self.ending.interfaces.len();
             }
@@ -248,7 +252,17 @@ impl File {
         }
     }
 
+    /// Whether the packet or block that begins here claims to be longer than any is: its header is damaged.
+    fn claims_too_much(&self, data: &[u8]) -> bool {
+        let claimed = self.length.and_then(|(at, is_big)| {
+            let bytes = data.get(at..)?.first_chunk::<4>()?;
+            Some(if is_big { u32::from_be_bytes(*bytes) } else { u32::from_le_bytes(*bytes) })
+        });
+        claimed.is_some_and(|claimed| claimed as usize > MAX_BLOCK_BYTES)
+    }
+
     fn header(&mut self, header: &PcapHeader) {
+        self.length = Some((8, header.is_bigendian()));
         let resolution = if header.is_nanosecond_precision() { 9 } else { 6 };
         // The upper half of the field can have the length of the frame check sequence.
         let link = header.network.0.cast_unsigned() as u16;

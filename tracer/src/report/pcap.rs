@@ -35,17 +35,14 @@ pub fn text(flow: &ExplainedFlow, is_wide: bool, paint: Paint) -> String {
     }
     let again = flow.sightings.saturating_sub(flow.packets);
     let mut packets = count(flow.packets, "packet");
-    if again > 0 {
-        let _ = write!(
-            packets,
-            ", captured {} in all: the copies are the same packets (N3)",
-            times(flow.sightings)
-        );
-    }
     if let (Some(first), Some(last)) = (flow.first, flow.last)
-        && last > first
+        && flow.packets > 1
+        && last.since(first).as_millis() > 0
     {
-        let _ = write!(packets, ", until {} later", crate::text::length(last.since(first)));
+        let _ = write!(packets, " within {}", crate::text::length(last.since(first)));
+    }
+    if again > 0 {
+        let _ = write!(packets, ", captured {}: a copy is no retransmit (N3)", times(flow.sightings));
     }
     line(&packets);
     if flow.seen_as.len() > 1 || again > 0 {

@@ -37,7 +37,7 @@ fn listing(bytes: &[u8]) -> String {
     let mut lines = Vec::new();
     for block in capture.sections.into_iter().flat_map(|section| section.blocks) {
         lines.push(match block {
-            Block::SectionHeader(section) => format!("{}", text(&section.options, OptionCode::Comment)),
+            Block::SectionHeader(section) => text(&section.options, OptionCode::Comment),
             Block::InterfaceDescription(interface) => {
                 assert_eq!((interface.linktype.0, interface.if_tsresol, interface.snaplen), (101, 9, 64));
                 format!(

@@ -19,6 +19,7 @@ fn short_and_long_help() {
         "path",
         "capture",
         "explain",
+        "explain-pcap",
         "schema",
     ] {
         let help = |flag: &str| terminal.run(format!("{verb} {flag}").trim_start());

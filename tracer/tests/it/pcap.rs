@@ -167,6 +167,20 @@ fn a_cut_capture_gives_every_whole_packet() {
 }
 
 #[test]
+fn a_damaged_length_is_no_cut_file() {
+    for (form, length_at) in [
+        (Form::Pcap { big: false, nano: false, link: RAW.into() }, 24 + 16 + 40 + 8),
+        (Form::Pcapng { big: false, link: RAW }, 28 + 44 + 40 + 72 + 4),
+    ] {
+        let mut bytes = refused(form);
+        bytes[length_at..length_at + 4].copy_from_slice(&[0xfc, 0xff, 0xff, 0x7f]);
+        let (status, records, stderr) = records(&bytes);
+        assert_eq!((status, records.len()), (Some(3), 1), "{stderr}");
+        assert!(stderr.contains("no whole packet begins at byte"), "{form:?} {stderr}");
+    }
+}
+
+#[test]
 fn other_files_are_refused_with_a_hint() {
     for (bytes, text) in [
         (&b""[..], "it is empty"),

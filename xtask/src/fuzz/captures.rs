@@ -1,13 +1,11 @@
 //! Packet captures with which fuzzing begins: a SYN before and after NAT, and its RST, in both containers.
 
-use std::collections::BTreeSet;
-
 /// `LINKTYPE_ETHERNET`, `LINKTYPE_RAW`, `LINKTYPE_LINUX_SLL`, `LINKTYPE_LINUX_SLL2`.
 const LINKS: [u16; 4] = [1, 101, 113, 276];
 const SYN: u8 = 2;
 const RST: u8 = 4;
 
-pub(super) fn seeds() -> BTreeSet<Vec<u8>> {
+pub(super) fn seeds() -> Vec<Vec<u8>> {
     LINKS.iter().flat_map(|link| [pcap(*link), pcapng(*link)]).collect()
 }
 
