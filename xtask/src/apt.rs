@@ -37,6 +37,8 @@ pub(crate) const IMAGE: &[&str] = &["iptables", "nftables", "ipset", "netbase"];
 pub(crate) const HOST_TESTS: &[&str] = &["kubernetes-client"];
 /// To fetch Helm and the API's schemas, if Python cannot make an environment.
 pub(crate) const DEPLOY: &[&str] = &["python3-venv"];
+/// To open the page of an incident as its readers do.
+pub(crate) const BROWSER: &[&str] = &["chromium"];
 /// To build libFuzzer from source and to link it.
 pub(crate) const FUZZ: &[&str] = &["gcc", "g++", "libc6-dev"];
 /// The tools that the benchmark compares with.
