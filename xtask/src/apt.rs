@@ -39,6 +39,8 @@ pub(crate) const HOST_TESTS: &[&str] = &["kubernetes-client"];
 pub(crate) const DEPLOY: &[&str] = &["python3-venv"];
 /// To read the exports of a recording.
 pub(crate) const EXPORTS: &[&str] = &["tshark"];
+/// To open the page of an incident as its readers do.
+pub(crate) const BROWSER: &[&str] = &["chromium"];
 /// To build libFuzzer from source and to link it.
 pub(crate) const FUZZ: &[&str] = &["gcc", "g++", "libc6-dev"];
 /// The tools that the benchmark compares with.

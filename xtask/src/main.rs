@@ -29,6 +29,7 @@ mod place;
 mod portable;
 mod printer;
 mod replay;
+mod report;
 mod scoreboard;
 mod scores;
 mod setup;

@@ -24,6 +24,7 @@ use crate::kernels::{self, SERIES, Series};
 use crate::matrix::Matrix;
 use crate::place::Place;
 use crate::printer::{Printer, indented, seconds};
+use crate::report;
 use crate::scores::Results;
 use crate::setup;
 use crate::tally::Tally;
@@ -189,6 +190,8 @@ fn run_here(printer: &Printer, options: &Options, tally: &mut Tally) -> Result<(
         tally.add(deploy::checks(&place, printer)?);
         printer.say("==> checks of the exports");
         tally.add(exports::checks(&place, printer)?);
+        printer.say("==> checks of the report in a browser");
+        tally.add(report::checks(&place, printer)?);
     }
     if guests.is_empty() {
         return Ok(());

@@ -3,6 +3,7 @@
 use std::fs;
 
 use insta::assert_snapshot;
+use roxmltree::{Document, ParsingOptions};
 
 use crate::{check_support::Gathered, terminal_support::Terminal};
 
@@ -67,6 +68,28 @@ fn an_incident_on_two_nodes() {
         "replay node2.viptrace node1.viptrace --path 10.244.1.2:48740 --quiet",
         "replay node2.viptrace --faults-only --since 1m --quiet",
     ]));
+}
+
+/// The page of each is well-formed and whole. On a terminal it is refused: `/dev/ptmx` is one.
+#[test]
+fn pages_of_incidents() {
+    let names =
+        ["debian-6.12-api-server-away", "debian-6.1-c29-silent-other-node", "debian-6.12-recording-losses"];
+    let terminal = with_recordings(&names);
+    for name in names {
+        let transcript = terminal.run(&format!("replay {name}.viptrace -o html --quiet"));
+        let begin = transcript.find("<!DOCTYPE html>").unwrap();
+        let end = transcript.find("</html>").unwrap() + "</html>".len();
+        let options = ParsingOptions { allow_dtd: true, ..ParsingOptions::default() };
+        let document = Document::parse_with_options(&transcript[begin..end], options).unwrap();
+        for id in ["timeline", "cause-1", "not-known", "recordings", "classes"] {
+            assert!(document.descendants().any(|node| node.attribute("id") == Some(id)), "{name}: {id}");
+        }
+        let records = document.descendants().filter(|node| node.attribute("class") == Some("json")).count();
+        assert!(records > 0, "{name}");
+    }
+    let command = format!("replay {}.viptrace -o html", names[0]);
+    assert_snapshot!(terminal.run_into(&command, "/dev/ptmx"));
 }
 
 #[test]

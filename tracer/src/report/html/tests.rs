@@ -133,7 +133,7 @@ fn a_small_story() {
     let text = page(&story);
     checked(&text, |_| {});
     let text = text.replace(STYLE, "[style]");
-    let hash = text.split("sha256-").nth(1).and_then(|rest| rest.split('\'').next()).unwrap();
+    let hash = text.split("sha256-").nth(1).and_then(|rest| rest.split("&#39;").next()).unwrap();
     let mut escaped = Html::default();
     escaped.lines(Class::C20.page());
     let text = text.replace(hash, "[hash]").replace(&escaped.into_string(), "[page]");
@@ -214,7 +214,7 @@ fn the_page_of_the_largest_story_is_bounded() {
     let story = Story::of(verdicts, &[]);
     assert_eq!(story.chapters().iter().map(|chapter| chapter.records.len()).sum::<usize>(), 2_000);
     let text = page(&story);
-    assert!(text.len() < 24 << 20, "{} bytes", text.len());
+    assert!(text.len() < 32 << 20, "{} bytes", text.len());
     assert!(text.contains(" left out here: "));
 }
 
