@@ -196,8 +196,9 @@ impl Packer {
         true
     }
 
-    /// Appends the packed records and clears the packer.
-    pub(super) fn finish(&mut self, into: &mut Vec<u8>) {
+    /// Appends the packed records and clears the packer. Returns where columns end: each has statistics of its own.
+    pub(super) fn finish(&mut self, into: &mut Vec<u8>) -> Vec<usize> {
+        let mut ends = Vec::new();
         into.put_u32_le(u32::try_from(self.len()).unwrap_or(0));
         into.put_u16_le(u16::try_from(self.shapes.len()).unwrap_or(0));
         for shape in &self.shapes {
@@ -205,12 +206,16 @@ impl Packer {
             into.put_u128_le(shape.words);
         }
         for column in [&self.of_shape, &self.back] {
+            ends.push(into.len());
             into.extend(column.iter().map(|value| value.to_le_bytes()[0]));
+            ends.push(into.len());
             into.extend(column.iter().map(|value| value.to_le_bytes()[1]));
         }
         for byte in 0..4 {
+            ends.push(into.len());
             into.extend(self.times.iter().map(|time| (time >> (8 * byte)) as u8));
         }
+        ends.push(into.len());
         into.put_u32_le(u32::try_from(self.far_times.len()).unwrap_or(0));
         for time in &self.far_times {
             into.put_u64_le(*time);
@@ -221,10 +226,12 @@ impl Packer {
                 for byte in 0..4 {
                     let values = shape.values.iter().skip(column).step_by(width);
                     into.extend(values.map(|value| (value >> (8 * byte)) as u8));
+                    ends.push(into.len());
                 }
             }
         }
         *self = Self::default();
+        ends
     }
 }
 

@@ -101,9 +101,9 @@ fn every_recording_becomes_a_sound_file() {
 fn a_target_leaves_only_its_packets() {
     let recording = fixture("debian-6.12-c28-refused-same-node.viptrace");
     let all = replay(&recording, &["-o", "pcapng"]).stdout.len();
-    let one = replay(&recording, &["shop/api", "-o", "pcapng"]);
+    let one = replay(&recording, &["--service", "shop/api", "-o", "pcapng"]);
     assert!(listing(&one.stdout).contains("FAULT C28") && one.stdout.len() <= all);
-    let none = replay(&recording, &["shop/cart", "-o", "pcapng"]);
+    let none = replay(&recording, &["--service", "shop/cart", "-o", "pcapng"]);
     assert!(!listing(&none.stdout).contains(" bytes: "));
     assert!(String::from_utf8_lossy(&none.stderr).contains("no packet of these flows"));
 }

@@ -16,7 +16,7 @@ use tracer_ebpf::{
     PacketRecord, SOCK_HEAD_BYTES, SocketRecord, TableFullRecord, WHY_BYTES,
 };
 
-use super::{AF_INET, AF_INET6, Fields, ICMPV6, TCP_FLAGS, Transport, transport, u16_at};
+use super::{AF_INET, AF_INET6, Fields, ICMPV6, TCP_FLAGS, Transport, bytes_at, transport, u16_at};
 use crate::{kernel::layout::Layout, net::Protocol};
 
 /// Where a record's kind stands, in bytes.
@@ -37,6 +37,7 @@ pub struct Mask {
     socket_v4: [u8; SOCK_HEAD_BYTES],
     socket_v6: [u8; SOCK_HEAD_BYTES],
     family: Option<usize>,
+    num: Option<usize>,
 }
 
 impl Mask {
@@ -70,7 +71,8 @@ impl Mask {
             keep(&mut socket_v6, sock.v6_saddr, ADDRESS_BYTES);
             keep(&mut socket_v6, sock.v6_daddr, ADDRESS_BYTES);
         }
-        Self { entry, socket_v4, socket_v6, family: fields.sock.map(|sock| sock.family) }
+        let (family, num) = (fields.sock.map(|sock| sock.family), fields.sock.map(|sock| sock.num));
+        Self { entry, socket_v4, socket_v6, family, num }
     }
 
     /// Zeroes the bytes that are not read. Of a record that the decoder refuses for its kind or its length, the header
@@ -95,7 +97,8 @@ impl Mask {
                 let family = record.get(head.clone()).and_then(|head| u16_at(head, self.family?));
                 // Other families have no addresses to read.
                 let mask = if family == Some(AF_INET6) { &self.socket_v6 } else { &self.socket_v4 };
-                clear(record, head, mask);
+                clear(record, head.clone(), mask);
+                self.local_port(record, head.start);
             }
             Some(Kind::Ipvs) => {
                 let client = offset_of!(IpvsRecord, client);
@@ -113,6 +116,20 @@ impl Mask {
             }
             Some(Kind::TableFull) => zero(record, place(offset_of!(TableFullRecord, reserved), 4)),
             None => zero(record, size_of::<tracer_ebpf::Header>()..record.len()),
+        }
+    }
+
+    /// The decoder reads the port that the socket had only if it has none any more: it is written in one place, where it
+    /// equals that of the socket's earlier records.
+    fn local_port(&self, record: &mut [u8], head: usize) {
+        const SPORT: usize = offset_of!(SocketRecord, sport);
+        let Some(num) = self.num.map(|num| head + num) else { return };
+        let (Some(own), Some(sport)) = (u16_at(record, num), bytes_at::<2>(record, SPORT)) else { return };
+        let port = if own == 0 { u16::from_be_bytes(sport) } else { own };
+        for (at, value) in [(num, port), (SPORT, 0)] {
+            if let Some(place) = record.get_mut(at..at + 2) {
+                place.copy_from_slice(&value.to_ne_bytes());
+            }
         }
     }
 

@@ -28,6 +28,8 @@ const BLOCK_ITEM_BYTES: usize = 1 << 20;
 /// The header is repeated after this many blocks, in case the first one is damaged.
 const HEADER_EVERY: u32 = 256;
 const COMPRESSION_LEVEL: i32 = 3;
+/// The fewest bytes for which other codes pay.
+const OWN_CODES_BYTES: usize = 1 << 10;
 
 #[derive(Debug)]
 pub(in crate::recording) struct Blocks {
@@ -149,11 +151,11 @@ impl Blocks {
         let mut payload = Vec::new();
         payload.put_u32_le(u32::try_from(self.items.len()).unwrap_or(u32::MAX));
         payload.append(&mut self.items);
-        self.packer.finish(&mut payload);
+        let ends = self.packer.finish(&mut payload);
         if self.sequence.is_multiple_of(HEADER_EVERY) {
             self.write_header();
         }
-        self.write_frame(FrameKind::Items, &payload);
+        self.write_frame(FrameKind::Items, &payload, &ends);
         if self.outcome.failure.is_none() {
             self.covered = self.now;
             self.outcome.records += records;
@@ -175,15 +177,16 @@ impl Blocks {
 
     fn write_header(&mut self) {
         let header = std::mem::take(&mut self.header);
-        self.write_frame(FrameKind::Header, &header);
+        self.write_frame(FrameKind::Header, &header, &[]);
         self.header = header;
     }
 
-    fn write_frame(&mut self, kind: FrameKind, payload: &[u8]) {
+    /// `ends` are the places in the payload at which statistics change.
+    fn write_frame(&mut self, kind: FrameKind, payload: &[u8], ends: &[usize]) {
         let sequence = self.sequence;
         self.sequence = self.sequence.wrapping_add(1);
         let Some(file) = &mut self.file else { return };
-        let written = zstd::bulk::compress(payload, COMPRESSION_LEVEL).and_then(|compressed| {
+        let written = compress(payload, ends).and_then(|compressed| {
             let payload_bytes = u32::try_from(payload.len()).unwrap_or(u32::MAX);
             let frame = Frame::around(kind, sequence, &compressed, payload_bytes).encode();
             let mut bytes = Vec::with_capacity(FRAME_HEADER_BYTES + compressed.len());
@@ -206,4 +209,21 @@ impl Blocks {
         }
         self.outcome.failure = Some(Failure { covered: self.covered, error: error.to_string() });
     }
+}
+
+/// One zstd frame. It begins a block of zstd's, which has codes of its own, where the statistics change.
+fn compress(payload: &[u8], ends: &[usize]) -> io::Result<Vec<u8>> {
+    let mut encoder = zstd::stream::write::Encoder::new(Vec::new(), COMPRESSION_LEVEL)?;
+    let mut from = 0;
+    for end in ends {
+        if end.saturating_sub(from) >= OWN_CODES_BYTES
+            && let Some(part) = payload.get(from..*end)
+        {
+            encoder.write_all(part)?;
+            encoder.flush()?;
+            from = *end;
+        }
+    }
+    encoder.write_all(payload.get(from..).unwrap_or_default())?;
+    encoder.finish()
 }
