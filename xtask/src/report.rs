@@ -24,7 +24,7 @@ const LIMIT: &str = "25";
 
 /// A page that logs, and requests an image.
 const OPPOSITE: &str = "<!doctype html><title>x</title><script>console.error('x')</script>\
-                        <img src='http://192.0.2.1/x.png' alt=''>";
+                        <img src='http://127.0.0.1:9/x.png' alt=''>";
 
 /// Every check. Run it after cargo's tests, which build viptrace.
 pub(crate) fn checks(place: &Place, printer: &Printer) -> Result<Tally> {

@@ -252,7 +252,9 @@ impl Opened {
             let ended = end.map_or(track.tape().now(), |end| end.ended);
             reasons.push(audience.ended(beside, ended));
             let mut gaps: Vec<_> = end.map(|end| end.gaps.clone()).unwrap_or_default();
-            gaps.iter_mut().for_each(|gap| *gap = safe(gap).into_owned());
+            for gap in &mut gaps {
+                *gap = safe(gap).into_owned();
+            }
             if !found.is_empty() {
                 gaps.push(format!("the recording is incomplete: {}", found.join("; ")));
             }

@@ -4,6 +4,12 @@
 //! its answer. Each flow therefore bounds the distance of the clocks from both sides, to about its round trip. Owns the
 //! matching of flows, and the one line (distance and drift) that fits the bounds. Trusts no clock, and judges nothing.
 
+#![expect(
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    reason = "distances relative to one of them are small, and widths are not negative"
+)]
+
 use std::{
     collections::HashMap,
     hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher},
@@ -222,7 +228,7 @@ pub fn compare(first: &Seen, second: &Seen) -> Compared {
         bounds.extend(Bound::of(one, other));
         bounds.extend(Bound::of(other, one).map(|bound| bound.reversed(other.first)));
     }
-    fit(bounds)
+    fit(&bounds)
 }
 
 /// A bound relative to a time and a distance near all of them, so that numbers stay small.
@@ -233,8 +239,8 @@ struct Near {
     high: f64,
 }
 
-fn fit(bounds: Vec<Bound>) -> Compared {
-    let Some(middle) = middle(&bounds) else { return Compared::NoFlow };
+fn fit(bounds: &[Bound]) -> Compared {
+    let Some(middle) = middle(bounds) else { return Compared::NoFlow };
     let Some(base) = bounds.iter().find_map(|bound| bound.high.or(bound.low)) else {
         return Compared::NoFlow;
     };

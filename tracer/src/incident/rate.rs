@@ -65,7 +65,7 @@ impl Rate {
         let (first, span_ns) = (self.first / 2, self.span_ns.saturating_mul(2));
         let mut spans: Vec<Span> = Vec::with_capacity(self.spans.len() / 2 + 1);
         for (index, span) in self.spans.iter().enumerate() {
-            let at = usize::try_from((self.first + index as u64) / 2 - first).unwrap_or_default();
+            let at = usize::try_from(u64::midpoint(self.first, index as u64) - first).unwrap_or_default();
             if spans.len() <= at {
                 spans.push(Span::default());
             }

@@ -447,8 +447,8 @@ fn rules(pipeline: &Pipeline, own: &Verdict) -> Result<Journey, String> {
     if node.rules_time.is_none() {
         return Err("the node's rules were not read while it was traced".to_owned());
     }
-    let none = Routes::default();
-    let mut scene = Scene::new(&node.rules, node.routes.as_ref().unwrap_or(&none));
+    let no_routes = Routes::default();
+    let mut scene = Scene::new(&node.rules, node.routes.as_ref().unwrap_or(&no_routes));
     scene.interfaces = node.interfaces.as_ref();
     scene.sysctls = node.sysctls.as_ref();
     scene.history = Some(&pipeline.cluster().history);

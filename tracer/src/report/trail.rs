@@ -90,7 +90,9 @@ pub fn render(trail: &Trail, paint: Paint) -> String {
     }
     if !gaps.is_empty() {
         heading(&mut out, paint, "Not seen");
-        gaps.iter().for_each(|gap| line(&mut out, &safe(gap)));
+        for gap in gaps {
+            line(&mut out, &safe(gap));
+        }
     }
     out
 }

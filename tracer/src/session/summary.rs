@@ -255,11 +255,11 @@ impl Ending {
         }
         all.started = all.started.min(all.ended);
         all.suppressed_by_service = suppressed.into_iter().collect();
-        let named = |SharedText { nodes, text }| {
+        let line = |SharedText { nodes, text }| {
             let is_all = nodes.len() == names.len() && nodes.len() > 1;
             format!("{}: {text}", if is_all { "every node".to_owned() } else { list(&nodes) })
         };
-        all.gaps = shared(gaps.into_iter()).into_iter().map(named).collect();
+        all.gaps = shared(gaps.into_iter()).into_iter().map(line).collect();
         all
     }
 

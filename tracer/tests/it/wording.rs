@@ -61,7 +61,10 @@ fn verdicts_checks_and_outputs_keep_to_the_rules() {
     for entry in fs::read_dir(snapshots).unwrap() {
         let path = entry.unwrap().path();
         if !is_record(path.to_str().unwrap()) {
-            found.extend(faults(&fs::read_to_string(&path).unwrap()));
+            let text = fs::read_to_string(&path).unwrap();
+            // A page shows records, too.
+            let lines = text.lines().filter(|line| !line.contains("<pre><code>{&#34;time&#34;"));
+            found.extend(faults(&lines.collect::<Vec<_>>().join("\n")));
         }
     }
     assert_eq!(found, BTreeSet::new());

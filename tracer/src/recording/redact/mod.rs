@@ -206,6 +206,8 @@ fn redacted_header(header: &Header, names: &mut Names) -> Header {
         // Distributions add nothing of the node to it.
         kernel_release: header.kernel_release.chars().take(64).collect(),
         node_name: header.node_name.as_deref().map(|name| names.of(Sort::Node, name)),
+        // It is the same in all that the node logged since it was started.
+        boot: None,
         target: header.target.as_deref().map(|target| names.target(target)),
         hooks: hooks
             .map(|line| HookLine {

@@ -33,6 +33,15 @@ fn redacted(bytes: Vec<u8>) -> (Vec<u8>, Redacted) {
     (fs::read(path).unwrap(), redacted)
 }
 
+#[test]
+fn the_boot_of_the_node_is_left_out() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/two-nodes/node1.viptrace");
+    let boot = |bytes: &[u8]| Reader::open(Cursor::new(bytes)).unwrap().1.boot;
+    let bytes = fs::read(path).unwrap();
+    assert!(boot(&bytes).is_some());
+    assert_eq!(boot(&redacted(bytes).0), None);
+}
+
 /// The number of verdicts of each class.
 fn classes(bytes: Vec<u8>) -> BTreeMap<String, usize> {
     let mut player = Player::open(Cursor::new(bytes), Detail::All).unwrap();

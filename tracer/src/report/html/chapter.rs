@@ -105,7 +105,7 @@ fn names(html: &mut Html, label: &str, names: &Names) {
                 html.element("li", &[], |html| {
                     html.element("span", &[("class", &"name")], |html| html.text(name));
                     html.element("span", &[("class", &"number")], |html| {
-                        html.text(format_args!(" ({count})"))
+                        html.text(format_args!(" ({count})"));
                     });
                 });
             }

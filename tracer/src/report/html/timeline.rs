@@ -3,6 +3,12 @@
 //! Positions across are percentages, so that a drawing is as wide as the page and its text keeps its size. Each drawing's
 //! numbers are in a table, too.
 
+#![expect(
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    reason = "positions on a page are small and not negative"
+)]
+
 use std::fmt;
 
 use super::{
@@ -128,7 +134,7 @@ fn list(html: &mut Html, page: Page<'_>, axis: Axis) {
         for (index, change) in page.changes.0.iter().enumerate() {
             html.element("li", &[("id", &format_args!("change-{}", index + 1))], |html| {
                 html.element("span", &[("class", &"mark"), ("aria-hidden", &"true")], |html| {
-                    html.text(index + 1)
+                    html.text(index + 1);
                 });
                 html.text(" ");
                 if let Some(after) = change.change.after {
@@ -247,7 +253,7 @@ impl Drawing<'_> {
                     html.element("a", &[("href", &"#changes"), ("aria-label", &label)], |html| {
                         let y = y(shown) + 4;
                         html.element("text", &[("x", &x), ("y", &y)], |html| {
-                            html.text(format_args!("+{more}"))
+                            html.text(format_args!("+{more}"));
                         });
                     });
                 }
