@@ -17,7 +17,8 @@
 //!            u32 payload length       at most 16 MiB
 //!            u32 checksum             CRC-32 (ISO-HDLC) of the compressed payload
 //!            u32 checksum             CRC-32 of the 28 bytes before it
-//!            one zstd frame           the payload; blocks share no state
+//!            one zstd frame           the payload; blocks share no state. A column of the packed records begins a
+//!                                     block of zstd's, with codes of its own, as far as it pays
 //! ```
 //!
 //! The payload of a *header* is the JSON of [`Header`]. The first frame is a header. It is repeated from time to time,
@@ -58,8 +59,8 @@
 //! If a reader finds no intact frame, it searches for the magic of the next frame and counts the skipped bytes
 //! ([`Damage`]). A killed writer loses its current block: at most a second, or 16,384 records. Reading takes at most 16
 //! MiB for a compressed block, 16 MiB for its payload and as much again for its columns as rows, 32 MiB for its
-//! records, 20 MiB for their shapes and 64 MiB for one item assembled from several blocks, in addition to the history
-//! and the flows, which are bounded as in a live trace.
+//! records, 16 MiB for their sightings, 20 MiB for their shapes and 64 MiB for one item assembled from several blocks, in
+//! addition to the history and the flows, which are bounded as in a live trace.
 //!
 //! [`Mask`]: crate::kernel::decode::Mask
 //! [`Pipeline`]: crate::session::Pipeline

@@ -19,7 +19,7 @@ use crate::{
     cluster::{Cluster, History, LOOK_BACK, Origin, Status},
     kernel::decode::Decoder,
     session::{Detail, Judgements, Pipeline},
-    sighting::Hook,
+    sighting::{Hook, Sighting},
     time::Timestamp,
 };
 
@@ -57,6 +57,8 @@ pub struct Player<R> {
     decoder: Decoder,
     pipeline: Recorded,
     records: Records,
+    /// Empty between two items; kept, because a batch is large.
+    sightings: Vec<Sighting>,
     started: bool,
     /// The flows were handed out: from here on a trace judges until nothing is left.
     is_finished: bool,
@@ -89,6 +91,7 @@ impl<R: Read + Seek> Player<R> {
             decoder: Decoder::new(Arc::new(header.layout()), header.clock_offset_ns),
             pipeline: Recorded::new(Pipeline::new(header.settings(detail), cluster)),
             records: Records::default(),
+            sightings: Vec::new(),
             started: false,
             is_finished: false,
             block: Block::default(),
@@ -305,7 +308,6 @@ impl<R: Read + Seek> Player<R> {
             history.restore_facts(facts);
         }
         let end = self.next_record.saturating_add(count).min(self.block.records.len());
-        let mut sightings = Vec::new();
         for index in self.next_record..end {
             let Some(record) = self.block.records.get(index) else { break };
             match self.decoder.decode(record) {
@@ -314,12 +316,12 @@ impl<R: Read + Seek> Player<R> {
                         self.records.push(record);
                     }
                     self.newest = self.newest.max(sighting.time);
-                    sightings.push(sighting);
+                    self.sightings.push(sighting);
                 }
                 Err(_) => self.undecodable += 1,
             }
         }
-        self.pipeline.observe(sightings, &mut self.records);
+        self.pipeline.observe(self.sightings.drain(..), &mut self.records);
         self.next_record = end;
     }
 

@@ -4,7 +4,7 @@
 //! in similar records; `kernel::decode` interprets records. Unpacking checks everything: any bytes give records or an
 //! error, never more than [`MAX_RECORDS`] times [`MAX_RECORD_BYTES`].
 //!
-//! The packing is worth its lines: a realistic mix takes 10.9 bytes a record, and plain zstd of the same records as the
+//! The packing is worth its lines: a realistic mix takes 8.3 bytes a record, and plain zstd of the same records as the
 //! kernel wrote them takes 30 (`cargo xtask bench replay` prints both).
 //!
 //! ```text
