@@ -5,7 +5,8 @@
 use std::{
     borrow::Cow,
     fmt,
-    net::{IpAddr, SocketAddr},
+    net::{AddrParseError, IpAddr, Ipv6Addr, SocketAddr},
+    str::FromStr,
 };
 
 use serde::{Deserialize, Serialize};
@@ -51,17 +52,96 @@ impl fmt::Display for Protocol {
     }
 }
 
+/// An IP address and a port in 18 bytes and one plain form: an IPv4 address is the same whether a dual-stack socket wrote it
+/// (`::ffff:a.b.c.d`) or conntrack did (`a.b.c.d`). Flow labels and scope ids, which conntrack does not have, are left out.
+///
+/// Sightings and flows consist mostly of addresses: a [`SocketAddr`] takes 32 bytes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TransportAddr {
+    /// Big-endian; an IPv4 address is mapped.
+    octets: [u8; 16],
+    port: u16,
+}
+
+impl TransportAddr {
+    pub(crate) const fn v4(octets: [u8; 4], port: u16) -> Self {
+        let [a, b, c, d] = octets;
+        Self { octets: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d], port }
+    }
+
+    pub(crate) const fn v6(octets: [u8; 16], port: u16) -> Self {
+        Self { octets, port }
+    }
+
+    pub fn ip(self) -> IpAddr {
+        Ipv6Addr::from(self.octets).to_canonical()
+    }
+
+    pub const fn port(self) -> u16 {
+        self.port
+    }
+
+    pub const fn is_ipv4(self) -> bool {
+        self.bits() >> 32 == 0xffff
+    }
+
+    /// The address as a number, mapped if it is IPv4.
+    pub(crate) const fn bits(self) -> u128 {
+        u128::from_be_bytes(self.octets)
+    }
+
+    pub fn socket(self) -> SocketAddr {
+        SocketAddr::new(self.ip(), self.port)
+    }
+}
+
+impl From<SocketAddr> for TransportAddr {
+    fn from(address: SocketAddr) -> Self {
+        match address.ip() {
+            IpAddr::V4(ip) => Self::v4(ip.octets(), address.port()),
+            IpAddr::V6(ip) => Self::v6(ip.octets(), address.port()),
+        }
+    }
+}
+
+impl From<TransportAddr> for SocketAddr {
+    fn from(address: TransportAddr) -> Self {
+        address.socket()
+    }
+}
+
+impl FromStr for TransportAddr {
+    type Err = AddrParseError;
+
+    /// As [`SocketAddr`]: `IP:PORT` or `[IPv6]:PORT`.
+    fn from_str(text: &str) -> Result<Self, AddrParseError> {
+        text.parse::<SocketAddr>().map(Self::from)
+    }
+}
+
+impl fmt::Debug for TransportAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for TransportAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.socket(), f)
+    }
+}
+
 /// Source and destination of one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tuple {
     pub protocol: Protocol,
-    pub src: SocketAddr,
-    pub dst: SocketAddr,
+    pub src: TransportAddr,
+    pub dst: TransportAddr,
 }
 
 impl Tuple {
-    pub const fn new(protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> Self {
-        Self { protocol, src, dst }
+    pub fn new(protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> Self {
+        Self { protocol, src: src.into(), dst: dst.into() }
     }
 
     /// The same connection as the other end sees it.

@@ -7,7 +7,7 @@ use std::{fmt, net::SocketAddr, sync::Arc};
 pub use tracer_ebpf::Hook;
 
 use crate::{
-    net::{Netns, Tuple},
+    net::{Netns, TransportAddr, Tuple},
     time::Timestamp,
 };
 
@@ -61,7 +61,12 @@ impl Conntrack {
 
     /// The chosen endpoint, if the destination was translated.
     pub fn endpoint(&self) -> Option<SocketAddr> {
-        (self.reply.src != self.orig.dst).then_some(self.reply.src)
+        (self.reply.src != self.orig.dst).then(|| self.reply.src.socket())
+    }
+
+    /// Whether the destination was translated to this address.
+    pub(crate) fn leads_to(&self, address: TransportAddr) -> bool {
+        self.reply.src == address && self.orig.dst != address
     }
 
     /// Whether the source was translated (masquerade).

@@ -141,8 +141,15 @@ fn measure(
 
 /// Runs a benchmark of the library on the host; the benchmark prints its own table.
 fn on_host(place: &Place, name: &str) -> Result<bool> {
-    let call =
-        cargo("measure on this machine").args(["bench", "--locked", "-p", "viptrace", "--bench", name]);
+    let call = cargo("measure on this machine").args([
+        "bench",
+        "--profile=dist",
+        "--locked",
+        "-p",
+        "viptrace",
+        "--bench",
+        name,
+    ]);
     call.directory(&place.repository).stream()?;
     Ok(true)
 }

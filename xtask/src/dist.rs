@@ -109,8 +109,8 @@ fn build(place: &Place, architecture: &str) -> Result<PathBuf> {
         env::var("CARGO_HOME").or_else(|_| env::var("HOME").map(|home| format!("{home}/.cargo")));
     // With a named target, the flags do not reach build scripts and macros.
     let mut call = cargo("build viptrace")
-        // The release profile strips it.
-        .args(["build", "--release", "--locked", "-p", "viptrace", "--target", &target])
+        // The profile strips it.
+        .args(["build", "--profile=dist", "--locked", "-p", "viptrace", "--target", &target])
         .env("CARGO_ENCODED_RUSTFLAGS", flags(place, &cargo_home.unwrap_or_default()))
         .directory(&place.repository)
         .hint("read the compiler's message above; `cargo xtask setup` installs a missing BPF toolchain");
@@ -118,7 +118,7 @@ fn build(place: &Place, architecture: &str) -> Result<PathBuf> {
         call = call.env(&setting("LINKER"), format!("{architecture}-linux-gnu-gcc"));
     }
     call.stream()?;
-    let binary = place.target.join(&target).join("release/viptrace");
+    let binary = place.target.join(&target).join("dist/viptrace");
     let headers =
         Call::new("read the binary's headers", "readelf").arg("--program-headers").arg(&binary).read()?;
     if headers.contains("INTERP") {

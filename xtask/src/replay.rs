@@ -20,7 +20,17 @@ pub(crate) fn run(printer: &Printer, options: &Options) -> Result<bool> {
     let place = Place::find()?;
     let events = format!("--events={}", options.events);
     let text = cargo("measure recordings")
-        .args(["bench", "--locked", "-p", "viptrace", "--bench", "replay", "--", events.as_str()])
+        .args([
+            "bench",
+            "--profile=dist",
+            "--locked",
+            "-p",
+            "viptrace",
+            "--bench",
+            "replay",
+            "--",
+            events.as_str(),
+        ])
         .directory(&place.repository)
         .hint("read the compiler's message above; for a missing BPF toolchain, type: cargo xtask setup")
         .read()?;

@@ -68,7 +68,7 @@ pub struct Flow {
     /// The time of its last packet, if its entry was listed with a timeout.
     pub last_packet: Option<Timestamp>,
     /// The previous flow with the same addresses and ports, if it is still known.
-    pub previous: Option<Previous>,
+    pub previous: Option<Box<Previous>>,
     /// How many sightings were folded into it.
     pub sightings: u32,
     /// Events that the tracer lost while it watched this flow, or that the kernel suppressed.
@@ -135,7 +135,7 @@ pub struct Chosen {
 impl Chosen {
     /// From the real server to the client.
     pub(super) fn reply(&self) -> Tuple {
-        Tuple::new(self.tuple.protocol, self.destination, self.tuple.src)
+        Tuple { protocol: self.tuple.protocol, src: self.destination.into(), dst: self.tuple.src }
     }
 }
 

@@ -167,7 +167,7 @@ impl Flow {
             if tuple == chosen.reply() {
                 return Stage::Reply;
             }
-            if tuple.dst == chosen.destination {
+            if tuple.dst == chosen.destination.into() {
                 return Stage::After;
             }
         }
@@ -177,7 +177,7 @@ impl Flow {
             if tuple.src == reply.src && tuple.dst == reply.dst {
                 return Stage::Reply;
             }
-            if ct.endpoint() == Some(tuple.dst) {
+            if ct.leads_to(tuple.dst) {
                 return Stage::After;
             }
         }
@@ -217,7 +217,7 @@ impl Flow {
         let untranslated = by == End::Client
             && translated
             && packet.tuple.is_some_and(|tuple| {
-                tuple.src != asked && self.decisions.iter().any(|known| known.endpoint() == Some(tuple.src))
+                tuple.src != asked && self.decisions.iter().any(|known| known.ct.leads_to(tuple.src))
             });
         let reason = packet.reason.clone();
         let resets = &mut self.trouble_mut().stack_resets;
@@ -370,7 +370,7 @@ impl Flow {
 /// The endpoint that NAT chose for this packet: by its own entry, or else by its addresses.
 fn endpoint_of(packet: &PacketFact, stage: Stage) -> Option<SocketAddr> {
     let by_entry = packet.ct.and_then(|ct| ct.endpoint());
-    by_entry.or_else(|| packet.tuple.filter(|_| stage == Stage::After).map(|tuple| tuple.dst))
+    by_entry.or_else(|| packet.tuple.filter(|_| stage == Stage::After).map(|tuple| tuple.dst.socket()))
 }
 
 fn fold_event(end: &mut SocketEnd, socket: &SocketFact, time: Timestamp) {

@@ -8,11 +8,7 @@ use std::time::Duration;
 use tracer_ebpf::SAME_IPVS_CALL_NS;
 
 use super::{
-    Chosen, Flow, FlowTable, PickedUp, Trouble,
-    fold::Place,
-    identity::OVERTAKEN,
-    key::{Key, make_plain},
-    table::is_tracked,
+    Chosen, Flow, FlowTable, PickedUp, Trouble, fold::Place, identity::OVERTAKEN, key::Key, table::is_tracked,
 };
 use crate::sighting::{Conntrack, EntryNote, Hook, IpvsFact, IpvsFlags, SocketEvent, SocketFact, TcpState};
 
@@ -20,7 +16,6 @@ const SAME_CALL: Duration = Duration::from_nanos(SAME_IPVS_CALL_NS);
 
 impl FlowTable {
     pub(super) fn fold_ipvs(&mut self, fact: &mut IpvsFact, place: Place) -> Option<u32> {
-        make_plain(&mut fact.tuple);
         if fact.tuple.src.port() == 0 || fact.flags.has(IpvsFlags::TEMPLATE) {
             self.template = Some((place.time, *fact));
             return None;

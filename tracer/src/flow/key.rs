@@ -2,15 +2,9 @@
 //!
 //! Owns only normal forms of addresses. It does not decide which sightings belong together in time.
 
-use std::{
-    hash::{Hash, Hasher},
-    net::{IpAddr, SocketAddr, SocketAddrV6},
-};
+use std::hash::{Hash, Hasher};
 
-use crate::{
-    net::{Netns, Tuple},
-    sighting::Conntrack,
-};
+use crate::net::{Netns, Tuple};
 
 /// The two ends of a connection, unordered: a packet and its answer have the same key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,9 +20,9 @@ pub(super) struct Key {
 
 impl Key {
     pub(super) fn new(tuple: &Tuple, netns: Netns) -> Self {
-        let (src, dst) = (end(&tuple.src), end(&tuple.dst));
+        let (src, dst) = ((tuple.src.bits(), tuple.src.port()), (tuple.dst.bits(), tuple.dst.port()));
         let (low, high) = if src <= dst { (src, dst) } else { (dst, src) };
-        let is_scoped = [tuple.src.ip(), tuple.dst.ip()].into_iter().any(is_scoped);
+        let is_scoped = is_scoped(low.0) || is_scoped(high.0);
         Self {
             low: low.0,
             high: high.0,
@@ -40,60 +34,40 @@ impl Key {
 }
 
 impl Hash for Key {
-    /// Feeds the keyed hash three words for IPv4, seven for IPv6: this runs for every sighting.
+    /// Feeds the keyed hash two words for IPv4, five for IPv6: this runs for every sighting.
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64(u64::from(self.ports) << 32 | u64::from(self.scope ^ u32::from(self.protocol)));
-        for word in [self.low, self.high] {
-            let upper = (word >> 64) as u64;
-            state.write_u64(word as u64);
-            if upper != 0 {
-                state.write_u64(upper);
+        if is_mapped(self.low) && is_mapped(self.high) {
+            state.write_u64((self.low as u64) << 32 | u64::from(self.high as u32));
+        } else {
+            for word in [self.low, self.high] {
+                state.write_u64((word >> 64) as u64);
+                state.write_u64(word as u64);
             }
         }
     }
 }
 
-/// Whether the address has a meaning only within its namespace.
-fn is_scoped(ip: IpAddr) -> bool {
-    ip.is_loopback() || matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local())
+/// Whether it is an IPv4 address.
+const fn is_mapped(ip: u128) -> bool {
+    ip >> 32 == 0xffff
 }
 
-fn end(addr: &SocketAddr) -> (u128, u16) {
-    let ip = match addr.ip() {
-        IpAddr::V4(ip) => u128::from(ip.to_ipv6_mapped()),
-        IpAddr::V6(ip) => u128::from(ip),
-    };
-    (ip, addr.port())
-}
-
-/// Addresses in their plain form: a dual-stack socket writes an IPv4 peer as `::ffff:a.b.c.d`, conntrack as `a.b.c.d`.
-/// Drops flow labels and scope ids, which conntrack does not have.
-pub(super) fn make_plain(tuple: &mut Tuple) {
-    make_plain_addr(&mut tuple.src);
-    make_plain_addr(&mut tuple.dst);
-}
-
-pub(super) fn make_plain_entry(ct: &mut Conntrack) {
-    make_plain(&mut ct.orig);
-    make_plain(&mut ct.reply);
-}
-
-fn make_plain_addr(addr: &mut SocketAddr) {
-    if let SocketAddr::V6(v6) = *addr {
-        *addr = match v6.ip().to_ipv4_mapped() {
-            Some(ip) => SocketAddr::new(IpAddr::V4(ip), v6.port()),
-            None => SocketAddr::V6(SocketAddrV6::new(*v6.ip(), v6.port(), 0, 0)),
-        };
-    }
+/// Whether the address has a meaning only within its namespace: `127.0.0.0/8` (mapped), `::1` and `fe80::/10`.
+const fn is_scoped(ip: u128) -> bool {
+    const MAPPED_LOOPBACK: u128 = 0xffff_7f00_0000;
+    ip >> 24 == MAPPED_LOOPBACK >> 24 || ip == 1 || ip >> 118 == 0xfe80 >> 6
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use super::*;
     use crate::net::Protocol;
 
     fn tuple(src: &str, dst: &str) -> Tuple {
-        Tuple::new(Protocol::TCP, src.parse().unwrap(), dst.parse().unwrap())
+        Tuple::new(Protocol::TCP, src.parse::<SocketAddr>().unwrap(), dst.parse::<SocketAddr>().unwrap())
     }
 
     #[test]
@@ -118,8 +92,7 @@ mod tests {
 
     #[test]
     fn a_dual_stack_socket_names_the_same_connection() {
-        let mut mapped = tuple("[::ffff:10.0.0.1]:1000", "[::ffff:10.0.0.2]:80");
-        make_plain(&mut mapped);
+        let mapped = tuple("[::ffff:10.0.0.1]:1000", "[::ffff:10.0.0.2]:80");
         assert_eq!(mapped, tuple("10.0.0.1:1000", "10.0.0.2:80"));
     }
 }

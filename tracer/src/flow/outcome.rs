@@ -98,6 +98,11 @@ impl Flow {
         if self.was_answered() { self.answered_outcome() } else { self.opening_outcome() }
     }
 
+    /// The outcome with which it was handed out.
+    pub(crate) fn handed_outcome(&self) -> Outcome {
+        self.handed.unwrap_or_else(|| self.outcome())
+    }
+
     /// Whether an observation shows that the other end answered.
     pub fn was_answered(&self) -> bool {
         let replied = |status: Status| self.status_tells_answer(status);

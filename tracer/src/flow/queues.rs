@@ -73,6 +73,9 @@ impl FlowTable {
     /// Ends every wait whose deadline has passed, as long as there is room for the flows that it hands out.
     pub(super) fn expire(&mut self, now: Timestamp) {
         self.clock = self.clock.max(now);
+        if !self.slots.may_be_due(self.clock) {
+            return;
+        }
         for queue in [Queue::Settling, Queue::Opening, Queue::Datagram, Queue::Rereading] {
             while let Some((index, deadline)) = self.due(queue) {
                 if queue == Queue::Rereading || !self.wants_reread(index) {
@@ -93,6 +96,7 @@ impl FlowTable {
                 }
             }
         }
+        self.slots.find_earliest();
     }
 
     /// The next flow of a queue whose deadline has passed.
@@ -112,7 +116,7 @@ impl FlowTable {
         } else {
             (Queue::Waiting, self.limits.unanswered)
         };
-        self.hand_out(&mut flow, time);
+        self.hand_out(&mut flow, outcome, time);
         if let Some(kept) = self.slots.get_mut(index) {
             (kept.handed, kept.handed_decisions) = (flow.handed, flow.handed_decisions);
             kept.revision = flow.revision;
@@ -125,15 +129,16 @@ impl FlowTable {
     /// Hands the flow out and forgets it.
     pub(super) fn release(&mut self, index: u32, time: Timestamp) {
         let Some(mut flow) = self.take(index) else { return };
-        self.hand_out(&mut flow, time);
+        let outcome = flow.outcome();
+        self.hand_out(&mut flow, outcome, time);
         self.settled.push_back(flow);
     }
 
-    pub(super) fn hand_out(&mut self, flow: &mut Flow, time: Timestamp) {
+    pub(super) fn hand_out(&mut self, flow: &mut Flow, outcome: Outcome, time: Timestamp) {
         if flow.handed.is_none() {
             self.counters.settled += 1;
         }
-        (flow.handed, flow.handed_decisions) = (Some(flow.outcome()), flow.decisions.len());
+        (flow.handed, flow.handed_decisions) = (Some(outcome), flow.decisions.len());
         flow.revision = flow.revision.saturating_add(1);
         flow.settled = Some(time.max(flow.last_seen));
         // Events of its last moment may follow its end.

@@ -4,7 +4,7 @@
 //! and sorted, they leave in causal order (the kernel's monotonic clock is the same for all CPUs), so that later code
 //! does not depend on the order of arrival.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, mem, time::Duration};
 
 use crate::{sighting::Sighting, time::Timestamp};
 
@@ -12,7 +12,7 @@ use crate::{sighting::Sighting, time::Timestamp};
 /// node do not reach.
 const CAPACITY: usize = 8192;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Reorder {
     window: Duration,
     /// Sorted by time; equal times in order of arrival. A decision that the kernel handed over late is older than the
@@ -42,18 +42,20 @@ impl Reorder {
         self.newest = self.newest.max(now);
     }
 
-    /// The next sighting that no other can overtake.
-    pub(super) fn pop(&mut self) -> Option<Sighting> {
-        let first = self.held.front()?;
-        if self.held.len() > CAPACITY || first.time.saturating_add(self.window) <= self.newest {
-            return self.held.pop_front();
-        }
-        None
+    /// The next sighting, if no other can overtake it.
+    pub(super) fn first_ready(&mut self) -> Option<&mut Sighting> {
+        let is_full = self.held.len() > CAPACITY;
+        let first = self.held.front_mut()?;
+        (is_full || first.time.saturating_add(self.window) <= self.newest).then_some(first)
     }
 
-    /// The next sighting, ready or not, after the last push.
-    pub(super) fn pop_any(&mut self) -> Option<Sighting> {
-        self.held.pop_front()
+    pub(super) fn drop_first(&mut self) {
+        self.held.pop_front();
+    }
+
+    /// All sightings, ready or not, after the last push.
+    pub(super) fn take_all(&mut self) -> VecDeque<Sighting> {
+        mem::take(&mut self.held)
     }
 
     pub(super) fn next_deadline(&self) -> Option<Timestamp> {
@@ -79,16 +81,22 @@ mod tests {
         }
     }
 
+    fn pop(reorder: &mut Reorder) -> Option<Timestamp> {
+        let time = reorder.first_ready()?.time;
+        reorder.drop_first();
+        Some(time)
+    }
+
     #[test]
     fn sightings_leave_in_the_order_of_time_once_the_window_has_passed() {
         let mut reorder = Reorder::new(Duration::from_millis(10));
         for ms in [5, 3, 9, 1] {
             reorder.push(at(ms));
         }
-        assert!(reorder.pop().is_none());
+        assert!(pop(&mut reorder).is_none());
         reorder.push(at(15));
         let out: Vec<_> =
-            std::iter::from_fn(|| reorder.pop()).map(|s| s.time.as_unix_ns() / 1_000_000).collect();
+            std::iter::from_fn(|| pop(&mut reorder)).map(|time| time.as_unix_ns() / 1_000_000).collect();
         assert_eq!(out, [1, 3, 5]);
         assert_eq!(reorder.next_deadline(), Some(Timestamp::from_unix_ns(19_000_000)));
     }
@@ -99,7 +107,7 @@ mod tests {
         let mut out = 0;
         for _ in 0..3 * CAPACITY {
             reorder.push(at(1));
-            out += usize::from(reorder.pop().is_some());
+            out += usize::from(pop(&mut reorder).is_some());
         }
         assert_eq!(out, 2 * CAPACITY);
     }

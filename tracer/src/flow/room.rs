@@ -79,7 +79,7 @@ impl FlowTable {
             return;
         }
         if is_first {
-            self.unjudged.add((flow.orig.protocol, flow.orig.dst), flow.first_seen);
+            self.unjudged.add((flow.orig.protocol, flow.orig.dst.socket()), flow.first_seen);
             self.counters.evicted += 1;
         }
         self.forget(index);

@@ -61,6 +61,8 @@ pub(super) struct Slots {
     all: Vec<Slot>,
     free: Vec<u32>,
     queues: [Ends; QUEUES.len()],
+    /// No deadline is earlier.
+    earliest: Timestamp,
 }
 
 impl Slots {
@@ -69,6 +71,7 @@ impl Slots {
             all: Vec::new(),
             free: Vec::new(),
             queues: [Ends { head: NONE, tail: NONE, len: 0 }; QUEUES.len()],
+            earliest: Timestamp::MAX,
         }
     }
 
@@ -142,12 +145,24 @@ impl Slots {
         self.all.get(head as usize).map(|slot| (head, slot.deadline))
     }
 
+    /// Whether a deadline may have passed: cheap, because it is asked for every sighting.
+    pub(super) fn may_be_due(&self, now: Timestamp) -> bool {
+        self.earliest <= now
+    }
+
+    /// Finds the earliest deadline. Deadlines that were moved or removed leave an older one behind.
+    pub(super) fn find_earliest(&mut self) {
+        let deadlines = QUEUES.iter().filter_map(|queue| self.head(*queue).map(|(_, deadline)| deadline));
+        self.earliest = deadlines.min().unwrap_or(Timestamp::MAX);
+    }
+
     /// The number of flows in a queue.
     pub(super) fn len_of(&self, queue: Queue) -> usize {
         self.queues[queue as usize].len as usize
     }
 
     fn link(&mut self, index: u32) {
+        self.earliest = self.earliest.min(self.all[index as usize].deadline);
         let queue = self.all[index as usize].queue as usize;
         let tail = self.queues[queue].tail;
         self.all[index as usize].previous = tail;
@@ -175,7 +190,10 @@ impl Slots {
             self.all[previous as usize].next = next;
         }
         if next != NONE {
-            self.all[next as usize].previous = previous;
+            let follower = &mut self.all[next as usize];
+            follower.previous = previous;
+            // Perhaps the new head, and with an earlier deadline: a late decision waits longer than those behind it.
+            self.earliest = self.earliest.min(follower.deadline);
         }
     }
 }

@@ -6,6 +6,7 @@
 
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
+    mem,
     time::Duration,
 };
 
@@ -15,7 +16,7 @@ use super::{
     Counters, Decision, End, Flow, Limits, SocketEnd,
     fold::{Place, accepts, begins, behind, is_embryo, may_open, waited},
     identity::{LATE, OVERTAKEN},
-    key::{Key, make_plain, make_plain_entry},
+    key::Key,
     losses::Losses,
     queues::is_news,
     reorder::Reorder,
@@ -85,18 +86,24 @@ impl FlowTable {
     pub fn observe(&mut self, sighting: Sighting) {
         self.counters.sightings += 1;
         self.reorder.push(sighting);
-        while let Some(mut next) = self.reorder.pop() {
-            self.fold(&mut next);
+        self.fold_ready();
+    }
+
+    /// Folds the sightings that no other can overtake, where they are: each is large, and there are many.
+    fn fold_ready(&mut self) {
+        let mut reorder = mem::take(&mut self.reorder);
+        while let Some(next) = reorder.first_ready() {
+            self.fold(next);
+            reorder.drop_first();
         }
+        self.reorder = reorder;
     }
 
     /// Advances the time. No sighting from before `now` minus the reorder window may arrive after this call, except a
     /// decision that the kernel handed over late ([`EntryNote::handed_over`]).
     pub fn advance(&mut self, now: Timestamp) {
         self.reorder.advance(now);
-        while let Some(mut next) = self.reorder.pop() {
-            self.fold(&mut next);
-        }
+        self.fold_ready();
         // A sighting that is still held back may belong to a flow that would expire now.
         let certain = self.reorder.next_deadline().map_or(now, |_| now.saturating_sub(self.limits.reorder));
         self.expire(certain);
@@ -129,7 +136,7 @@ impl FlowTable {
 
     /// Ends the trace: hands out all open flows as they are, in the order in which they began.
     pub fn finish(&mut self, now: Timestamp) {
-        while let Some(mut next) = self.reorder.pop_any() {
+        for mut next in self.reorder.take_all() {
             self.fold(&mut next);
         }
         self.clock = self.clock.max(now);
@@ -139,13 +146,13 @@ impl FlowTable {
                 let Some(flow) = self.take(index) else { break };
                 let outcome = flow.outcome();
                 if flow.handed.is_none_or(|handed| is_news(handed, outcome)) {
-                    rest.push(flow);
+                    rest.push((flow, outcome));
                 }
             }
         }
-        rest.sort_unstable_by_key(|flow| flow.id);
-        for mut flow in rest {
-            self.hand_out(&mut flow, now);
+        rest.sort_unstable_by_key(|(flow, _)| flow.id);
+        for (mut flow, outcome) in rest {
+            self.hand_out(&mut flow, outcome, now);
             self.settled.push_back(flow);
         }
         self.index.clear();
@@ -191,7 +198,6 @@ impl FlowTable {
     }
 
     fn fold_conntrack(&mut self, fact: &mut ConntrackFact, place: Place) -> Option<u32> {
-        make_plain_entry(&mut fact.ct);
         let ct = &fact.ct;
         if !is_tracked(ct.orig.protocol) || place.hook == Hook::NatSetup {
             // At nf_nat_setup_info NAT is still being decided: its tuples are not final, the confirmed entry's are.
@@ -226,8 +232,6 @@ impl FlowTable {
     }
 
     fn fold_packet(&mut self, fact: &mut PacketFact, place: Place) -> Option<u32> {
-        fact.tuple.iter_mut().for_each(make_plain);
-        fact.ct.iter_mut().for_each(make_plain_entry);
         fact.ct = fact.ct.filter(|ct| is_tracked(ct.orig.protocol));
         let opening = may_open(fact);
         let index = if let Some(ct) = &fact.ct {
@@ -272,7 +276,6 @@ impl FlowTable {
     }
 
     fn fold_socket(&mut self, fact: &mut SocketFact, place: Place) -> Option<u32> {
-        make_plain(&mut fact.tuple);
         if !is_tracked(fact.tuple.protocol) {
             return None;
         }
@@ -318,8 +321,12 @@ impl FlowTable {
         let (queue, wait) = self.first_queue(orig.protocol);
         let index = self.slots.insert(flow, queue, self.after(wait));
         if let Some(before) = self.index.insert(Key::new(&orig, place.netns), index) {
-            let previous =
-                self.slots.get(before).filter(|flow| flow.orig == orig).and_then(Flow::as_previous);
+            let previous = self
+                .slots
+                .get(before)
+                .filter(|flow| flow.orig == orig)
+                .and_then(Flow::as_previous)
+                .map(Box::new);
             if let Some(flow) = self.slots.get_mut(index) {
                 flow.previous = previous;
             }

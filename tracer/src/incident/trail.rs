@@ -9,7 +9,7 @@ use super::{story::Beside, timeline::Timeline};
 use crate::{
     cluster::{Address, Key, Membership},
     diagnosis::path::{self, Journey, Question, Scene, To},
-    net::{Netns, Protocol, Tuple},
+    net::{Netns, Protocol, TransportAddr, Tuple},
     node::{Snapshot, routes::Routes},
     recording::{Sightings, UnusableFile},
     session::Pipeline,
@@ -177,7 +177,7 @@ fn endpoint_node(pipeline: &Pipeline, own: &Verdict) -> Option<String> {
 struct Addresses {
     client: SocketAddr,
     /// Both ends of a connection, in order.
-    keys: BTreeSet<(Protocol, SocketAddr, SocketAddr)>,
+    keys: BTreeSet<(Protocol, TransportAddr, TransportAddr)>,
 }
 
 impl Addresses {
@@ -211,20 +211,14 @@ impl Addresses {
         if is_own && !self.has(&ct.reply) {
             self.learn(ct.reply);
             // Between DNAT and masquerading the packet has the endpoint, and still the client.
-            self.learn(Tuple::new(ct.orig.protocol, ct.orig.src, ct.reply.src));
+            self.learn(Tuple { dst: ct.reply.src, ..ct.orig });
         }
         is_own
     }
 }
 
-/// An IPv4 address that a dual-stack socket shows, as the entry has it.
-fn plain(address: SocketAddr) -> SocketAddr {
-    SocketAddr::new(address.ip().to_canonical(), address.port())
-}
-
-fn key(tuple: &Tuple) -> (Protocol, SocketAddr, SocketAddr) {
-    let (one, other) = (plain(tuple.src), plain(tuple.dst));
-    (tuple.protocol, one.min(other), one.max(other))
+fn key(tuple: &Tuple) -> (Protocol, TransportAddr, TransportAddr) {
+    (tuple.protocol, tuple.src.min(tuple.dst), tuple.src.max(tuple.dst))
 }
 
 /// Adds the flow's sightings in one file.
@@ -283,15 +277,15 @@ fn step(sighting: &Sighting, addresses: &mut Addresses) -> Option<TrailStep> {
             if !addresses.has(&fact.tuple) {
                 return None;
             }
-            let after = Tuple::new(fact.tuple.protocol, fact.tuple.src, fact.destination);
+            let after = Tuple { dst: fact.destination.into(), ..fact.tuple };
             addresses.learn(after);
             (fact.tuple, Some(after), format!("IPVS chose {} for {}", fact.destination, fact.tuple.dst), 0)
         }
         Fact::TableFull { .. } => return None,
     };
     let is_packet = matches!(sighting.fact, Fact::Packet(_) | Fact::Conntrack(_) | Fact::Ipvs(_));
-    let from_client = plain(tuple.src) == plain(addresses.client);
-    let to_client = plain(tuple.dst) == plain(addresses.client);
+    let from_client = tuple.src == addresses.client.into();
+    let to_client = tuple.dst == addresses.client.into();
     let way = match (&sighting.fact, is_packet) {
         (Fact::Packet(fact), _) => match fact.original_direction {
             Some(true) => Way::Request,
@@ -385,7 +379,7 @@ fn packet(hook: Hook, fact: &PacketFact) -> String {
 }
 
 fn socket(fact: &SocketFact, client: SocketAddr) -> String {
-    let whose = if plain(fact.tuple.src) == plain(client) { "the client's" } else { "the endpoint's" };
+    let whose = if fact.tuple.src == client.into() { "the client's" } else { "the endpoint's" };
     match &fact.event {
         SocketEvent::State { old, new } => format!("{whose} socket: {old:?} to {new:?}"),
         SocketEvent::Retransmit { state, bytes } => {

@@ -28,7 +28,7 @@ use tracer_ebpf::{
 
 use super::{encode, layout::Layout};
 use crate::{
-    net::{Netns, Protocol, Tuple},
+    net::{Netns, Protocol, TransportAddr, Tuple},
     sighting::{
         Conntrack, ConntrackFact, EntryNote, Fact, IpvsFact, IpvsFlags, ListedEntry, PacketFact, Sighting,
         SocketEvent, SocketFact, Status, Task, TcpState,
@@ -293,10 +293,7 @@ impl Decoder {
         let sport = rest.get_u16();
         rest.advance(2);
         let (comm, head) = rest.split_at(COMM_BYTES);
-        let (mut local, peer) = self.socket_ends(head).ok_or(DecodeError::Unreadable)?;
-        if local.port() == 0 {
-            local.set_port(sport);
-        }
+        let (src, dst) = self.socket_ends(head, sport).ok_or(DecodeError::Unreadable)?;
         let event = match hook {
             Hook::TcpRetransmit => {
                 SocketEvent::Retransmit { state: new, bytes: (reason != REASON_NONE).then_some(reason) }
@@ -310,7 +307,7 @@ impl Decoder {
         };
         Ok(SocketFact {
             sk,
-            tuple: Tuple::new(protocol, local, peer),
+            tuple: Tuple { protocol, src, dst },
             event,
             bytes_acked,
             bytes_received,
@@ -338,23 +335,20 @@ impl Decoder {
         read().ok_or(DecodeError::Unreadable)
     }
 
-    fn socket_ends(&self, head: &[u8]) -> Option<(SocketAddr, SocketAddr)> {
+    /// The local end, whose port is `bound` where the socket has none any more, and the peer.
+    fn socket_ends(&self, head: &[u8], bound: u16) -> Option<(TransportAddr, TransportAddr)> {
         let fields = self.fields.sock.as_ref()?;
         let head = head.get(..SOCK_HEAD_BYTES)?;
         // skc_num is in host order, skc_dport in network order (include/net/sock.h).
         let (num, dport) = (u16_at(head, fields.num)?, u16::from_be_bytes(bytes_at(head, fields.dport)?));
-        let (local, peer): (IpAddr, IpAddr) = match u16_at(head, fields.family)? {
-            AF_INET => (
-                Ipv4Addr::from(bytes_at::<4>(head, fields.saddr)?).into(),
-                Ipv4Addr::from(bytes_at::<4>(head, fields.daddr)?).into(),
-            ),
-            AF_INET6 => (
-                Ipv6Addr::from(bytes_at::<16>(head, fields.v6_saddr?)?).to_canonical(),
-                Ipv6Addr::from(bytes_at::<16>(head, fields.v6_daddr?)?).to_canonical(),
-            ),
-            _ => return None,
+        let family = u16_at(head, fields.family)?;
+        let (saddr, daddr) = if family == AF_INET6 {
+            (fields.v6_saddr?, fields.v6_daddr?)
+        } else {
+            (fields.saddr, fields.daddr)
         };
-        Some((SocketAddr::new(local, num), SocketAddr::new(peer, dport)))
+        let local = transport_addr_at(head, saddr, family, if num == 0 { bound } else { num })?;
+        Some((local, transport_addr_at(head, daddr, family, dport)?))
     }
 
     fn task(&mut self, pid: u32, comm: &[u8]) -> Option<Task> {
@@ -403,6 +397,15 @@ pub(super) fn ip_at(bytes: &[u8], at: usize, family: u16) -> Option<IpAddr> {
     }
 }
 
+/// An address of this family, with this port.
+fn transport_addr_at(bytes: &[u8], at: usize, family: u16, port: u16) -> Option<TransportAddr> {
+    match family {
+        AF_INET => Some(TransportAddr::v4(bytes_at(bytes, at)?, port)),
+        AF_INET6 => Some(TransportAddr::v6(bytes_at(bytes, at)?, port)),
+        _ => None,
+    }
+}
+
 fn ipvs(mut rest: &[u8]) -> Option<IpvsFact> {
     let flags = IpvsFlags(rest.try_get_u32_ne().ok()?);
     let (family, dest_family) = (rest.try_get_u16_ne().ok()?, rest.try_get_u16_ne().ok()?);
@@ -417,13 +420,12 @@ fn ipvs(mut rest: &[u8]) -> Option<IpvsFact> {
 
 fn tuple_at(bytes: &[u8], fields: &TupleFields) -> Option<Tuple> {
     let family = u16_at(bytes, fields.l3num)?;
-    let address = |at: usize| ip_at(bytes, at, family);
     let port = |at: usize| bytes_at(bytes, at).map(u16::from_be_bytes);
-    Some(Tuple::new(
-        Protocol(*bytes.get(fields.protonum)?),
-        SocketAddr::new(address(fields.src)?, port(fields.src_port)?),
-        SocketAddr::new(address(fields.dst)?, port(fields.dst_port)?),
-    ))
+    Some(Tuple {
+        protocol: Protocol(*bytes.get(fields.protonum)?),
+        src: transport_addr_at(bytes, fields.src, family, port(fields.src_port)?)?,
+        dst: transport_addr_at(bytes, fields.dst, family, port(fields.dst_port)?)?,
+    })
 }
 
 /// A packet's transport header: its protocol, and where it begins.
@@ -455,17 +457,6 @@ fn transport(packet: &[u8]) -> Option<Transport> {
 /// IPv6 extension headers have no ports here, and thus no tuple.
 fn packet_tuple(packet: &[u8]) -> Option<(Tuple, u8)> {
     let Transport { protocol, at } = transport(packet)?;
-    let (src, dst): (IpAddr, IpAddr) = if packet.first()? >> 4 == 4 {
-        (
-            Ipv4Addr::from(bytes_at::<4>(packet, offset_of!(Ipv4Hdr, src_addr))?).into(),
-            Ipv4Addr::from(bytes_at::<4>(packet, offset_of!(Ipv4Hdr, dst_addr))?).into(),
-        )
-    } else {
-        (
-            Ipv6Addr::from(bytes_at::<16>(packet, offset_of!(Ipv6Hdr, src_addr))?).into(),
-            Ipv6Addr::from(bytes_at::<16>(packet, offset_of!(Ipv6Hdr, dst_addr))?).into(),
-        )
-    };
     let transport = packet.get(at..)?;
     let (src_port, dst_port) = match protocol {
         // TCP, UDP and SCTP all begin with the two ports.
@@ -476,7 +467,17 @@ fn packet_tuple(packet: &[u8]) -> Option<(Tuple, u8)> {
         _ => (0, 0),
     };
     let flags = if protocol == Protocol::TCP { transport.get(TCP_FLAGS).copied().unwrap_or(0) } else { 0 };
-    Some((Tuple::new(protocol, SocketAddr::new(src, src_port), SocketAddr::new(dst, dst_port)), flags & 0x3f))
+    let (family, src_at, dst_at) = if packet.first()? >> 4 == 4 {
+        (AF_INET, offset_of!(Ipv4Hdr, src_addr), offset_of!(Ipv4Hdr, dst_addr))
+    } else {
+        (AF_INET6, offset_of!(Ipv6Hdr, src_addr), offset_of!(Ipv6Hdr, dst_addr))
+    };
+    let tuple = Tuple {
+        protocol,
+        src: transport_addr_at(packet, src_at, family, src_port)?,
+        dst: transport_addr_at(packet, dst_at, family, dst_port)?,
+    };
+    Some((tuple, flags & 0x3f))
 }
 
 /// Type and code of an ICMP message of either family, from its network header on.

@@ -48,16 +48,16 @@ pub(super) fn record(
 
 fn put_tuple(head: &mut [u8], base: usize, tuple: &Tuple, layout: &Layout) -> Option<()> {
     let at = |name| layout.offset(name).and_then(|offset| base.checked_add(offset as usize));
-    let family = if tuple.src.is_ipv4() { AF_INET } else { AF_INET6 };
+    let is_ipv4 = tuple.src.is_ipv4() && tuple.dst.is_ipv4();
+    let family = if is_ipv4 { AF_INET } else { AF_INET6 };
     put(head, at("TUPLE_L3NUM")?, &family.to_ne_bytes())?;
     put(head, at("TUPLE_PROTONUM")?, &[tuple.protocol.0])?;
     for (end, address, port) in
         [(tuple.src, "TUPLE_SRC", "TUPLE_SRC_PORT"), (tuple.dst, "TUPLE_DST", "TUPLE_DST_PORT")]
     {
-        match end.ip() {
-            std::net::IpAddr::V4(ip) => put(head, at(address)?, &ip.octets())?,
-            std::net::IpAddr::V6(ip) => put(head, at(address)?, &ip.octets())?,
-        }
+        let octets = end.bits().to_be_bytes();
+        // The last four bytes of a mapped address are the IPv4 address.
+        put(head, at(address)?, octets.get(if is_ipv4 { 12 } else { 0 }..)?)?;
         put(head, at(port)?, &end.port().to_be_bytes())?;
     }
     Some(())

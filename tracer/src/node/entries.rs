@@ -166,7 +166,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::node::netlink::{NLMSG_DONE, NLMSG_ERROR, attribute};
+    use crate::{
+        net::TransportAddr,
+        node::netlink::{NLMSG_DONE, NLMSG_ERROR, attribute},
+    };
 
     fn tuple_attribute(kind: u16, src: &str, dst: &str) -> Vec<u8> {
         let end = |text: &str| text.parse::<SocketAddrV4>().unwrap();
@@ -290,7 +293,8 @@ mod tests {
                 .into_iter()
                 .map(|(client, vip, endpoint, _, left)| {
                     let last = Timestamp::from_unix_secs(100 - 30 + u64::from(left));
-                    (client.into(), vip.into(), endpoint.into(), last)
+                    let plain = |end: SocketAddrV4| TransportAddr::from(SocketAddr::from(end));
+                    (plain(client), plain(vip), plain(endpoint), last)
                 })
                 .collect();
             prop_assert_eq!(read, written);

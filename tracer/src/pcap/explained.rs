@@ -13,7 +13,7 @@ use super::{
     head::{Content, Place, flag},
     recorded::Found,
 };
-use crate::{session::Fate, text::count, time::Timestamp, verdict::Verdict};
+use crate::{net::TransportAddr, session::Fate, text::count, time::Timestamp, verdict::Verdict};
 
 /// A recorded connection and a captured SYN are the same connection if they began at most so far apart.
 const SAME_BEGINNING: Duration = Duration::from_secs(2);
@@ -170,10 +170,10 @@ pub fn explain(assembly: &Assembly<'_>, recorded: &Recorded, capture: &Ending) -
 fn explained(connection: &Connection, recorded: &Recorded, capture: &Ending) -> ExplainedFlow {
     let found = verdict(connection, recorded);
     // A verdict knows the client where the capture shows no beginning.
-    let is_reversed = found.is_some_and(|found| found.verdict.flow.client == connection.tuple.dst);
+    let is_reversed = found.is_some_and(|found| found.verdict.flow.client == connection.tuple.dst.socket());
     let tuple = if is_reversed { connection.tuple.reversed() } else { connection.tuple };
     let endpoint = found.and_then(|found| found.verdict.flow.endpoint);
-    let stage = |client: SocketAddr, server: SocketAddr| {
+    let stage = |client: TransportAddr, server: TransportAddr| {
         if client != tuple.src {
             Stage::AfterMasquerade
         } else if server != tuple.dst {
@@ -190,8 +190,8 @@ fn explained(connection: &Connection, recorded: &Recorded, capture: &Ending) -> 
             let names: BTreeSet<String> = way.places.iter().map(|place| interface(place, capture)).collect();
             SeenAs {
                 stage: stage(way_tuple.src, way_tuple.dst),
-                client: way_tuple.src,
-                server: way_tuple.dst,
+                client: way_tuple.src.socket(),
+                server: way_tuple.dst.socket(),
                 sightings: way.sightings,
                 interfaces: names.into_iter().collect(),
             }
@@ -201,8 +201,8 @@ fn explained(connection: &Connection, recorded: &Recorded, capture: &Ending) -> 
     let end = |from_client: bool| if from_client == is_reversed { End::Server } else { End::Client };
     ExplainedFlow {
         protocol: tuple.protocol.to_string(),
-        client: tuple.src,
-        server: tuple.dst,
+        client: tuple.src.socket(),
+        server: tuple.dst.socket(),
         is_oriented: connection.is_oriented || found.is_some(),
         first: connection.first,
         last: connection.last,
@@ -218,7 +218,7 @@ fn explained(connection: &Connection, recorded: &Recorded, capture: &Ending) -> 
             .resets
             .first
             .iter()
-            .map(|reset| reset_line(reset, end(reset.from_client), is_reversed, tuple.dst, endpoint))
+            .map(|reset| reset_line(reset, end(reset.from_client), is_reversed, tuple.dst.socket(), endpoint))
             .collect(),
         icmp_errors: connection.icmp_errors.count,
         icmp_packets: connection
@@ -331,8 +331,9 @@ fn reset_line(
     endpoint: Option<SocketAddr>,
 ) -> ResetLine {
     let tuples = reset.tuples.iter().map(|tuple| if is_reversed { tuple.reversed() } else { *tuple });
-    let froms: Vec<SocketAddr> =
-        tuples.map(|tuple| if end == End::Client { tuple.src } else { tuple.dst }).collect();
+    let froms: Vec<SocketAddr> = tuples
+        .map(|tuple| if end == End::Client { tuple.src.socket() } else { tuple.dst.socket() })
+        .collect();
     let other = froms.iter().copied().find(|from| *from != vip);
     let from = match end {
         End::Client => froms.first().copied(),
@@ -358,7 +359,12 @@ fn packet_line(line: &Line, from: End, capture: &Ending) -> PacketLine {
     };
     let seen = line.seen.iter().map(|seen| {
         let Seen { time, tuple, place } = *seen;
-        SeenLine { time, src: tuple.src, dst: tuple.dst, interface: interface(&place, capture) }
+        SeenLine {
+            time,
+            src: tuple.src.socket(),
+            dst: tuple.dst.socket(),
+            interface: interface(&place, capture),
+        }
     });
     PacketLine {
         from,

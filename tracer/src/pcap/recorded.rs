@@ -102,7 +102,7 @@ impl Recorded {
                 }
                 Fact::Packet(fact) => fact.ct,
                 Fact::Ipvs(fact) => {
-                    let after = Tuple::new(fact.tuple.protocol, fact.tuple.src, fact.destination);
+                    let after = Tuple { dst: fact.destination.into(), ..fact.tuple };
                     self.translate(sighting.time, after, fact.tuple, tuples);
                     None
                 }
@@ -123,7 +123,7 @@ impl Recorded {
         }
         self.translate(time, after, ct.orig, tuples);
         // Between DNAT and masquerading the packet has the endpoint, and still the client.
-        let between = Tuple::new(ct.orig.protocol, ct.orig.src, after.dst);
+        let between = Tuple { dst: after.dst, ..ct.orig };
         if between != after && between != ct.orig {
             self.translate(time, between, ct.orig, tuples);
         }
@@ -176,7 +176,9 @@ impl Recorded {
             history.lookup(addr, protocol, player.now()) != Address::Other
         };
         for tuple in tuples.iter() {
-            if is_service(tuple.src, tuple.protocol) || is_service(tuple.dst, tuple.protocol) {
+            if is_service(tuple.src.socket(), tuple.protocol)
+                || is_service(tuple.dst.socket(), tuple.protocol)
+            {
                 self.to_service.insert(*tuple);
             }
         }

@@ -19,7 +19,7 @@ use crate::{
     cluster::{Cluster, History, LOOK_BACK, Origin, Status},
     kernel::decode::Decoder,
     session::{Detail, Judgements, Pipeline},
-    sighting::{Hook, Sighting},
+    sighting::Hook,
     time::Timestamp,
 };
 
@@ -57,8 +57,6 @@ pub struct Player<R> {
     decoder: Decoder,
     pipeline: Recorded,
     records: Records,
-    /// Empty between two items; kept, because a batch is large.
-    sightings: Vec<Sighting>,
     started: bool,
     /// The flows were handed out: from here on a trace judges until nothing is left.
     is_finished: bool,
@@ -91,7 +89,6 @@ impl<R: Read + Seek> Player<R> {
             decoder: Decoder::new(Arc::new(header.layout()), header.clock_offset_ns),
             pipeline: Recorded::new(Pipeline::new(header.settings(detail), cluster)),
             records: Records::default(),
-            sightings: Vec::new(),
             started: false,
             is_finished: false,
             block: Block::default(),
@@ -308,20 +305,21 @@ impl<R: Read + Seek> Player<R> {
             history.restore_facts(facts);
         }
         let end = self.next_record.saturating_add(count).min(self.block.records.len());
-        for index in self.next_record..end {
-            let Some(record) = self.block.records.get(index) else { break };
-            match self.decoder.decode(record) {
-                Ok(sighting) => {
-                    if self.pipeline.is_recording() {
-                        self.records.push(record);
-                    }
-                    self.newest = self.newest.max(sighting.time);
-                    self.sightings.push(sighting);
-                }
-                Err(_) => self.undecodable += 1,
+        let is_recording = self.pipeline.is_recording();
+        let records = self.block.records.range(self.next_record..end);
+        let sightings = records.filter_map(|record| {
+            let Ok(sighting) = self.decoder.decode(record) else {
+                self.undecodable += 1;
+                return None;
+            };
+            if is_recording {
+                self.records.push(record);
             }
-        }
-        self.pipeline.observe(self.sightings.drain(..), &mut self.records);
+            self.newest = self.newest.max(sighting.time);
+            Some(sighting)
+        });
+        self.pipeline.observe_first(sightings);
+        self.pipeline.record(&mut self.records);
         self.next_record = end;
     }
 

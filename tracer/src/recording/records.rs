@@ -21,7 +21,7 @@
 //!
 //! Numbers are little-endian. The first two words of a record, its time, are never in the set.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, ops::Range};
 
 use bytes::{Buf, BufMut};
 
@@ -69,6 +69,18 @@ impl Records {
     /// Their size in the form of the ring buffer.
     pub fn byte_len(&self) -> usize {
         self.bytes.len()
+    }
+
+    /// Records one after the other; those beyond the end are left out.
+    pub(super) fn range(&self, range: Range<usize>) -> impl Iterator<Item = &[u8]> {
+        let before = range.start.checked_sub(1).and_then(|before| self.ends.get(before));
+        let mut start = before.map_or(0, |end| *end as usize);
+        let ends = self.ends.get(range.start..range.end.min(self.ends.len())).unwrap_or_default();
+        ends.iter().map_while(move |end| {
+            let record = self.bytes.get(start..*end as usize)?;
+            start = *end as usize;
+            Some(record)
+        })
     }
 
     pub fn get(&self, index: usize) -> Option<&[u8]> {

@@ -54,6 +54,7 @@ impl Crossing {
     /// `None` for a flow within this node, and for one whose beginning was not observed.
     pub(super) fn of(flow: &Flow) -> Option<Self> {
         let Tuple { protocol, src, dst } = flow.orig;
+        let (src, dst) = (src.socket(), dst.socket());
         let crossing = |from, to, first, side| Some(Self { protocol, from, to, first, side });
         let reset = flow.client.reset_received().map(|reset| reset.time);
         let answered = [flow.client.established, reset].into_iter().flatten().min();
@@ -62,7 +63,7 @@ impl Crossing {
             return None;
         }
         let translated = flow.decisions.iter().filter(|decision| decision.endpoint().is_some());
-        let mut ends = translated.map(|it| (it.ct.reply.dst, it.ct.reply.src, it.time));
+        let mut ends = translated.map(|it| (it.ct.reply.dst.socket(), it.ct.reply.src.socket(), it.time));
         if let Some((from, to, first)) = ends.next() {
             // A repeated SYN may have gone elsewhere: then the answer is not known to be this one's.
             let is_one = ends.all(|(.., other, _)| other == to);

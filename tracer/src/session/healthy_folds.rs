@@ -8,7 +8,7 @@
 use std::{
     collections::HashMap,
     hash::{Hash, Hasher},
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     sync::Arc,
     time::Duration,
 };
@@ -20,7 +20,7 @@ use crate::{
     cluster::{self, History, Via},
     diagnosis::{self, Lasting},
     flow::{Flow, Outcome},
-    net::Protocol,
+    net::{Protocol, TransportAddr},
     node::Snapshot,
     time::Timestamp,
     verdict::{Verdict, VerdictKey},
@@ -59,8 +59,8 @@ pub struct Clients {
 /// The facts that flows with one verdict share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Key {
-    dst: SocketAddr,
-    endpoint: SocketAddr,
+    dst: TransportAddr,
+    endpoint: TransportAddr,
     protocol: Protocol,
     answered: bool,
 }
@@ -70,25 +70,22 @@ impl Hash for Key {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let ports = u64::from(self.dst.port()) << 16 | u64::from(self.endpoint.port());
         state.write_u64(ports << 16 | u64::from(self.protocol.0) << 1 | u64::from(self.answered));
-        for ip in [self.dst.ip(), self.endpoint.ip()] {
-            match ip {
-                IpAddr::V4(ip) => state.write_u64(u64::from(ip.to_bits())),
-                IpAddr::V6(ip) => {
-                    state.write_u64((ip.to_bits() >> 64) as u64);
-                    state.write_u64(ip.to_bits() as u64);
-                }
+        for ip in [self.dst.bits(), self.endpoint.bits()] {
+            if ip >> 64 != 0 {
+                state.write_u64((ip >> 64) as u64);
             }
+            state.write_u64(ip as u64);
         }
     }
 }
 
 impl Key {
-    fn new(flow: &Flow, endpoint: SocketAddr) -> Self {
+    fn new(flow: &Flow, endpoint: TransportAddr) -> Self {
         Self {
             dst: flow.orig.dst,
             endpoint,
             protocol: flow.orig.protocol,
-            answered: flow.outcome() != Outcome::Pending,
+            answered: flow.handed_outcome() != Outcome::Pending,
         }
     }
 }
@@ -130,7 +127,12 @@ pub(super) struct HealthyFolds {
 
 impl HealthyFolds {
     /// Counts the flow if a template for it is known. The flow must not have been judged before.
-    pub(super) fn fold(&mut self, flow: &Flow, endpoint: SocketAddr, history: &History) -> Option<Found<'_>> {
+    pub(super) fn fold(
+        &mut self,
+        flow: &Flow,
+        endpoint: TransportAddr,
+        history: &History,
+    ) -> Option<Found<'_>> {
         if self.known.is_empty() || !diagnosis::is_plain(flow) {
             return None;
         }
@@ -167,14 +169,14 @@ impl HealthyFolds {
         if flow.first_seen <= settled.since {
             return;
         }
-        let key = Key::new(flow, endpoint);
+        let key = Key::new(flow, endpoint.into());
         if self.known.contains_key(&key) {
             self.retire(&key);
         } else if self.known.len() >= MAX_TEMPLATES {
             self.clear();
         }
         let clients = Clients {
-            address: flow.orig.src,
+            address: flow.orig.src.socket(),
             pod: verdict.flow.client_pod.as_deref().map(Arc::from),
             one_address: true,
             one_pod: true,
@@ -243,7 +245,7 @@ impl Template {
     }
 
     fn note_client(&mut self, flow: &Flow, history: &History) {
-        let client = flow.orig.src;
+        let client = flow.orig.src.socket();
         self.clients.one_address &= client == self.clients.address;
         if !self.clients.one_pod {
             return;

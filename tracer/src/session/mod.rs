@@ -309,7 +309,7 @@ impl Pipeline {
         let gone = |entry: &&ListedEntry| {
             let Some(endpoint) = entry.ct.endpoint() else { return false };
             let orig = entry.ct.orig;
-            let Address::Vip(vip) = history.address(orig.dst, orig.protocol, entry.read_at) else {
+            let Address::Vip(vip) = history.address(orig.dst.socket(), orig.protocol, entry.read_at) else {
                 return false;
             };
             let gone_since = match history.membership(&vip, endpoint, entry.read_at) {
@@ -562,10 +562,13 @@ impl Pipeline {
             return false;
         }
         let Some(decision) = flow.decision(self.settings.node_netns) else { return false };
-        let Some(endpoint) = decision.endpoint() else { return false };
+        if decision.endpoint().is_none() {
+            return false;
+        }
+        let endpoint = decision.ct.reply.src;
         let Some(found) = self.healthy.fold(flow, endpoint, &self.cluster.history) else { return false };
         if found.is_cluster_ip {
-            self.translations.translated(flow.orig.dst, decision.time);
+            self.translations.translated(flow.orig.dst.socket(), decision.time);
         }
         if flow.ended.is_none() {
             let key = Arc::clone(found.verdict_key);
@@ -638,7 +641,7 @@ impl Pipeline {
         } else {
             Fate::Other
         };
-        self.arrivals.push(Arrival { client: flow.orig.src, to: flow.orig.dst, fate });
+        self.arrivals.push(Arrival { client: flow.orig.src.socket(), to: flow.orig.dst.socket(), fate });
     }
 
     /// The limit for state of flows outside the table: no more than the table holds, so that one limit bounds the

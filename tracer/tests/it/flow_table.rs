@@ -221,7 +221,7 @@ fn any_fact() -> BoxedStrategy<Fact> {
             }
         ),
         (any_tuple(), any_tuple(), any::<u32>()).prop_map(|(tuple, other, flags)| {
-            Fact::Ipvs(IpvsFact { tuple, destination: other.dst, flags: IpvsFlags(flags) })
+            Fact::Ipvs(IpvsFact { tuple, destination: other.dst.socket(), flags: IpvsFlags(flags) })
         }),
         any::<bool>().prop_map(|freed| Fact::TableFull { freed }),
     ]

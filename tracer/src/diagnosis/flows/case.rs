@@ -294,7 +294,7 @@ impl<'a> Case<'a> {
 /// The meaning of the address that the client connected to. A node port is also served at addresses of this node that no
 /// Node object lists.
 pub(super) fn address<'a>(flow: &Flow, ctx: &Context<'a>) -> Address<'a> {
-    let (dst, protocol, at) = (flow.orig.dst, flow.orig.protocol, flow.first_seen);
+    let (dst, protocol, at) = (flow.orig.dst.socket(), flow.orig.protocol, flow.first_seen);
     match ctx.cluster.address(dst, protocol, at) {
         Address::Other if ctx.node.is_own_address(dst.ip()) == Some(true) => {
             ctx.cluster.own_node_port(dst, protocol, at).map_or(Address::Other, Address::Vip)

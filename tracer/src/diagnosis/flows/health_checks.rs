@@ -2,10 +2,7 @@
 //!
 //! Owns a bounded memory of the clients outside the cluster: a health check is recognised only by its rhythm.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    time::Duration,
-};
+use std::{net::IpAddr, time::Duration};
 
 use foldhash::HashMap;
 
@@ -14,6 +11,7 @@ use crate::{
     class::{Class, Confidence},
     cluster::{Address, Via},
     flow::Flow,
+    net::TransportAddr,
     text::length,
     time::Timestamp,
 };
@@ -38,7 +36,7 @@ struct Visits {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Visitors(HashMap<(IpAddr, SocketAddr), Visits>);
+pub(super) struct Visitors(HashMap<(IpAddr, TransportAddr), Visits>);
 
 impl Visitors {
     pub(super) fn note(&mut self, flow: &Flow, ctx: &Context<'_>) {
@@ -77,7 +75,7 @@ fn carried_data(flow: &Flow) -> bool {
 fn is_outside(flow: &Flow, ctx: &Context<'_>) -> bool {
     let client = flow.orig.src.ip();
     let external = matches!(
-        ctx.cluster.address(flow.orig.dst, flow.orig.protocol, flow.first_seen),
+        ctx.cluster.address(flow.orig.dst.socket(), flow.orig.protocol, flow.first_seen),
         Address::Vip(vip) if vip.via != Via::ClusterIp
     );
     external

@@ -236,7 +236,7 @@ pub fn is_plain(flow: &Flow) -> bool {
         && flow.lost == 0
         && !flow.partial
         && flow.ipvs.as_ref().is_none_or(|ipvs| !ipvs.unscheduled.is_seen())
-        && matches!(flow.outcome(), Outcome::Established | Outcome::Closed | Outcome::Pending)
+        && matches!(flow.handed_outcome(), Outcome::Established | Outcome::Closed | Outcome::Pending)
 }
 
 /// Whether a [lasting](Judgement::lasting) verdict stays the same when the node is read again: it contains kube-proxy's

@@ -2,7 +2,7 @@
 //!
 //! Owns a bounded memory of the connections to ports that several probes share.
 
-use std::{collections::VecDeque, net::SocketAddr, time::Duration};
+use std::{collections::VecDeque, time::Duration};
 
 use foldhash::HashMap;
 
@@ -14,6 +14,7 @@ use crate::{
     class::{Class, Confidence, action},
     cluster::model::{Pod, Probe},
     flow::{Decision, Flow, Outcome},
+    net::TransportAddr,
     sighting::Task,
     time::Timestamp,
 };
@@ -27,7 +28,7 @@ const PERIOD_SLACK: Duration = Duration::from_millis(250);
 
 /// When connections to ports with several probes began.
 #[derive(Debug, Default)]
-pub(super) struct Rhythms(HashMap<SocketAddr, VecDeque<Timestamp>>);
+pub(super) struct Rhythms(HashMap<TransportAddr, VecDeque<Timestamp>>);
 
 impl Rhythms {
     pub(super) fn note(&mut self, flow: &Flow, ctx: &Context<'_>) {

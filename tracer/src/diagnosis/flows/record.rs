@@ -41,7 +41,7 @@ pub(super) fn of(case: &Case<'_>, mut finding: Finding) -> Verdict {
         Some(&holder.key)
     });
     let reference = FlowRef {
-        vip: Some(case.flow.orig.dst),
+        vip: Some(case.flow.orig.dst.socket()),
         endpoint: case.endpoint,
         endpoint_pod: endpoint_pod.map(|pod| clean(pod.text())),
         ..reference(case.flow, case.ctx)
@@ -67,9 +67,9 @@ pub(super) fn without_service(flow: &Flow, ctx: &Context<'_>, finding: Finding) 
 fn not_to_a_port(flow: &Flow, ctx: &Context<'_>, finding: Finding, service: Option<ServiceRef>) -> Verdict {
     let decision = flow.decision(ctx.node_netns);
     let probe = finding.class == Class::N1;
-    let endpoint = if probe { Some(flow.orig.dst) } else { decision.and_then(Decision::endpoint) };
+    let endpoint = if probe { Some(flow.orig.dst.socket()) } else { decision.and_then(Decision::endpoint) };
     let reference = FlowRef {
-        vip: (!probe).then_some(flow.orig.dst),
+        vip: (!probe).then(|| flow.orig.dst.socket()),
         endpoint,
         endpoint_pod: endpoint
             .and_then(|endpoint| ctx.cluster.pod_by_ip(endpoint.ip(), flow.first_seen))
@@ -82,7 +82,7 @@ fn not_to_a_port(flow: &Flow, ctx: &Context<'_>, finding: Finding, service: Opti
 fn reference(flow: &Flow, ctx: &Context<'_>) -> FlowRef {
     FlowRef {
         protocol: flow.orig.protocol.text(),
-        client: flow.orig.src,
+        client: flow.orig.src.socket(),
         vip: None,
         endpoint: None,
         client_pod: client_pod(flow, ctx.cluster),

@@ -124,7 +124,7 @@ fn recreated(case: &Case<'_>) -> Option<Recreated> {
         return Some(Recreated { at: picked_up.time, chosen, before });
     }
     let decision = case.decision.filter(|decision| decision.midstream == Some(true))?;
-    let before = case.flow.previous.map(|previous| (previous.endpoint, previous.ended));
+    let before = case.flow.previous.as_deref().map(|previous| (previous.endpoint, previous.ended));
     Some(Recreated { at: case.decided, chosen: decision.endpoint()?, before })
 }
 

@@ -74,15 +74,15 @@ impl Translations {
             // If IPVS does not track in conntrack, only its own choice shows the decision.
             if let Some(chosen) = flow.chosen_by_ipvs(ctx.node_netns)
                 && matches!(
-                    ctx.cluster.address(flow.orig.dst, flow.orig.protocol, chosen.time),
+                    ctx.cluster.address(flow.orig.dst.socket(), flow.orig.protocol, chosen.time),
                     Address::Vip(vip) if vip.via == Via::ClusterIp
                 )
             {
-                self.translated(flow.orig.dst, chosen.time);
+                self.translated(flow.orig.dst.socket(), chosen.time);
             }
             return;
         };
-        match ctx.cluster.address(flow.orig.dst, flow.orig.protocol, decision.time) {
+        match ctx.cluster.address(flow.orig.dst.socket(), flow.orig.protocol, decision.time) {
             Address::Vip(vip) if vip.via == Via::ClusterIp => {
                 if !flow.is_tcp() && flow.revision <= 1 {
                     self.note_answer(&vip, flow.answer());

@@ -31,7 +31,7 @@ impl Scene<'_> {
             is_presumed: false,
             other_node: None,
             interface: None,
-            destination: tuple.dst,
+            destination: tuple.dst.socket(),
             protocol: tuple.protocol,
             service: None,
             remark: None,

@@ -74,6 +74,7 @@ impl Scene<'_> {
     /// The rules that stop this packet; `None` if there is no such packet.
     pub(crate) fn stops(&self, crossing: &Crossing) -> Option<Stops> {
         let Tuple { protocol, src, dst } = crossing.orig;
+        let (src, dst) = (src.socket(), dst.socket());
         let family = Family::of(dst.ip());
         let mut packet = self.source(&From::Address(src.ip()), dst.ip(), family).ok()?;
         let fate = if crossing.is_reply {

@@ -45,7 +45,7 @@ impl Tally {
     pub(crate) fn of(flows: &[Planned]) -> Self {
         let mut tally = Self::default();
         for planned in flows {
-            let ends = (planned.orig.src, planned.orig.dst);
+            let ends = (planned.orig.src.socket(), planned.orig.dst.socket());
             tally.by_ends.entry(ends).or_default().push(tally.cases.len());
             tally.cases.push(Case {
                 truth: planned.truth,

@@ -149,7 +149,7 @@ impl Draft {
                 Fact::Packet(packet) => packet.skb += random.below(1 << 20) << 8,
                 _ => {}
             }
-            if orig.dst.is_ipv6() {
+            if !orig.dst.is_ipv4() {
                 in_v6(sighting);
             }
         }
