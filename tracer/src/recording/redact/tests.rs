@@ -63,7 +63,7 @@ fn classes(bytes: Vec<u8>) -> BTreeMap<String, usize> {
     classes
 }
 
-/// Every text of the file, and the records.
+/// The text of the header and of each item, without the numbers around them, whose bytes can be any; and the records.
 fn contents(bytes: Vec<u8>) -> (String, Vec<Vec<u8>>, Vec<Value>) {
     let (mut reader, header) = Reader::open(Cursor::new(bytes)).unwrap();
     let mut values = vec![serde_json::to_value(&header).unwrap()];
@@ -71,11 +71,14 @@ fn contents(bytes: Vec<u8>) -> (String, Vec<Vec<u8>>, Vec<Value>) {
     let (mut block, mut assembler) = (Block::default(), Assembler::default());
     while reader.next_block(&mut block).unwrap() {
         records.extend(block.records.iter().map(<[u8]>::to_vec));
-        text.extend(&block.items);
         let mut items = block.items.as_slice();
         while let Some(item) = assembler.next(&mut items) {
             let (_, body) = item.unwrap().encode().unwrap();
-            values.extend(serde_json::from_slice(&body));
+            if let Ok(value) = serde_json::from_slice(&body) {
+                text.push(b'\n');
+                text.extend_from_slice(&body);
+                values.push(value);
+            }
         }
     }
     (String::from_utf8_lossy(&text).into_owned(), records, values)
@@ -123,10 +126,14 @@ fn originals(value: &Value, field: &str, names: &mut BTreeSet<String>, ips: &mut
 /// The texts that stay, because viptrace or its reader knows them.
 const ALLOWED: [&str; 7] = ["", "default", "kube-system", "kubernetes", "kube-dns", "kube-proxy", "true"];
 
+/// Whether `word` is in `text`. A new IPv6 address can have any hexadecimal digits between two colons.
 fn has(text: &str, word: &str) -> bool {
     let is_part = |character: Option<char>| character.is_some_and(|c| c.is_ascii_alphanumeric() || c == '-');
+    let is_hexadecimal = word.len() <= 4 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
     text.match_indices(word).any(|(at, _)| {
-        !is_part(text[..at].chars().next_back()) && !is_part(text[at + word.len()..].chars().next())
+        let before = text[..at].chars().next_back();
+        let is_in_address = is_hexadecimal && before == Some(':');
+        !is_part(before) && !is_part(text[at + word.len()..].chars().next()) && !is_in_address
     })
 }
 
