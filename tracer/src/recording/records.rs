@@ -284,35 +284,33 @@ struct Rows {
     /// The position of each differing word in the record, in bytes.
     places: Vec<u16>,
     count: usize,
-    /// The differing words, record by record.
-    values: Vec<u32>,
-    /// The number of words already used.
+    /// The differing words: for each place, those of all records.
+    columns: Vec<u32>,
+    /// The number of records already unpacked.
     used: usize,
 }
 
 impl Rows {
-    /// `columns` has four bytes for each word, each of them for all records.
-    fn fill(&mut self, columns: &[u8]) {
-        let width = self.places.len();
-        if width == 0 || self.count == 0 {
+    /// `planes` has four bytes for each word, each of them for all records.
+    fn fill(&mut self, planes: &[u8]) {
+        if self.count == 0 {
             return;
         }
-        self.values.resize(width * self.count, 0);
-        for (column, planes) in columns.chunks_exact(4 * self.count).enumerate() {
+        self.columns.reserve(self.places.len() * self.count);
+        for planes in planes.chunks_exact(4 * self.count) {
             let (low, high) = planes.split_at(2 * self.count);
             let ((first, second), (third, fourth)) = (low.split_at(self.count), high.split_at(self.count));
             let words = first.iter().zip(second).zip(third.iter().zip(fourth));
-            let column = self.values.iter_mut().skip(column).step_by(width);
-            for (value, ((first, second), (third, fourth))) in column.zip(words) {
-                *value = u32::from_le_bytes([*first, *second, *third, *fourth]);
-            }
+            self.columns.extend(words.map(|((first, second), (third, fourth))| {
+                u32::from_le_bytes([*first, *second, *third, *fourth])
+            }));
         }
     }
 
     /// Changes a copy of the reference into the next record.
     fn apply(&mut self, record: &mut [u8]) {
-        let values = self.values.get(self.used..).unwrap_or_default();
-        self.used += self.places.len();
+        let values = self.columns.get(self.used..).unwrap_or_default().iter().step_by(self.count.max(1));
+        self.used += 1;
         for (place, value) in self.places.iter().zip(values) {
             let Some(rest) = record.get_mut(usize::from(*place)..) else { continue };
             if let Some(word) = rest.first_chunk_mut::<4>() {
@@ -344,7 +342,7 @@ pub(super) fn unpack(mut packed: &[u8], into: &mut Records) -> Result<(), Unpack
             return Err(Unpackable("a shape is impossible"));
         }
         let places = (0..128_u16).filter(|at| words >> at & 1 == 1).map(|at| at * 4).collect();
-        shapes.push(Rows { length, places, count: 0, values: Vec::new(), used: 0 });
+        shapes.push(Rows { length, places, count: 0, columns: Vec::new(), used: 0 });
     }
     let mut take = |bytes: usize| packed.split_off(..bytes).ok_or(SHORT);
     let (shape_low, shape_high) = (take(count)?, take(count)?);
@@ -363,8 +361,8 @@ pub(super) fn unpack(mut packed: &[u8], into: &mut Records) -> Result<(), Unpack
         total_bytes += shape.length;
     }
     for shape in &mut shapes {
-        let columns = take(shape.count * shape.places.len() * 4)?;
-        shape.fill(columns);
+        let planes = take(shape.count * shape.places.len() * 4)?;
+        shape.fill(planes);
     }
     if !packed.is_empty() {
         return Err(Unpackable("something follows them"));

@@ -88,7 +88,11 @@ impl Soak {
         }
         let last = (soaked.end + REST) / TURN;
         let mut turns: Vec<Turn> = (0..=last).map(|n| Turn { ms: n * TURN, ..Turn::default() }).collect();
-        let of = |time: Timestamp| (time.since(at(0)).as_millis() as u64).div_ceil(TURN).min(last) as usize;
+        // The turn after it, also of an event a few microseconds after a turn.
+        let of = |time: Timestamp| {
+            let turn = time.since(at(0)).as_nanos().div_ceil(u128::from(TURN) * 1_000_000);
+            turn.min(u128::from(last)) as usize
+        };
         let bursts: Vec<bool> = turns.iter().map(|_| order.below(10) == 0).collect();
         for flow in &mut flows {
             for sighting in std::mem::take(&mut flow.sightings) {
