@@ -89,24 +89,14 @@ impl Churn {
         stage.delete("EndpointSlice", &format!("{}-x", worker.task.key()))?;
         stage.delete("Service", &worker.task.key())?;
         self.deleted.push((worker.task.name.clone(), Instant::now()));
+        // Now, because the series of the deleted Service is kept only for a minute.
+        worker.are_counted()?;
         self.present = Some(worker);
         Ok(())
     }
 
-    /// Checks that the connections of the last round were counted exactly, and that the series of older ones are gone.
+    /// Checks that the series of Services that were deleted long ago are gone.
     pub(super) fn check(&mut self) -> Result<()> {
-        if let Some(worker) = &self.present {
-            let endpoint = format!("endpoint=\"{}\"", worker.server.address());
-            for service in ["workers", &worker.task.name] {
-                let service = format!("service=\"{service}\"");
-                let labels = [service.as_str(), &endpoint];
-                let counted = Agent::wait_for("viptrace_connections_total", &labels, SERVED as u64)?;
-                ensure!(
-                    counted == SERVED as u64,
-                    "{counted} connections with {labels:?} were counted, {SERVED} made"
-                );
-            }
-        }
         while let Some((task, deleted)) = self.deleted.first().filter(|(_, deleted)| deleted.elapsed() > GONE)
         {
             let left = Agent::sum("viptrace_connections_total", &[&format!("service=\"{task}\"")])?;
@@ -142,6 +132,21 @@ impl Worker {
         stage.apply(object.take())?;
         let task = service(format!("task-{round}"), Ipv4Addr::new(10, 96, 20, task_ip), &pod);
         Ok(Self { pod, server, task })
+    }
+
+    /// Waits until the connections of its round are counted, and checks their number.
+    fn are_counted(&self) -> Result<()> {
+        let endpoint = format!("endpoint=\"{}\"", self.server.address());
+        for service in ["workers", &self.task.name] {
+            let service = format!("service=\"{service}\"");
+            let labels = [service.as_str(), &endpoint];
+            let counted = Agent::wait_for("viptrace_connections_total", &labels, SERVED as u64)?;
+            ensure!(
+                counted == SERVED as u64,
+                "{counted} connections with {labels:?} were counted, {SERVED} made"
+            );
+        }
+        Ok(())
     }
 
     /// Removes the Pod from the API and from the node.
