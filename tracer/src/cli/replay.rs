@@ -2,6 +2,7 @@
 //!
 //! Owns the messages about incomplete recordings and about clocks. The pipeline judges, and the report prints the rows.
 
+mod counts;
 mod ways;
 
 use std::{
@@ -43,6 +44,9 @@ const LATE: Duration = Duration::from_mins(5);
 pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
     if matches!(options.output, ReplayOutput::Pcapng | ReplayOutput::Parquet) {
         return export::run(options, printer);
+    }
+    if options.output == ReplayOutput::Counts {
+        return counts::run(options, printer);
     }
     if options.output == ReplayOutput::Html && io::stdout().is_terminal() {
         return Err(anyhow::anyhow!("a report is a file: standard output is a terminal"))
@@ -194,7 +198,9 @@ pub(super) struct Opened {
 pub(super) fn open(options: &ReplayOptions) -> anyhow::Result<Opened> {
     let mut selection = options.selection.clone();
     let mut timeline = Timeline::open(&options.files).map_err(|file| no_file(file, &options.files))?;
-    let Some(first) = timeline.tracks().first() else { return Err(nothing(&timeline, &options.files)) };
+    let Some(first) = timeline.tracks().first() else {
+        return Err(nothing_in(&timeline.skipped, &options.files));
+    };
     let recorded = first.header().target.clone();
     let is_common = timeline.tracks().iter().all(|track| track.header().target == recorded);
     if selection.target.is_none() && is_common {
@@ -299,8 +305,8 @@ fn no_file(file: UnusableFile, paths: &[PathBuf]) -> anyhow::Error {
 }
 
 /// Why there is no recording.
-fn nothing(timeline: &Timeline, paths: &[PathBuf]) -> anyhow::Error {
-    if let Some(file) = timeline.skipped.first() {
+fn nothing_in(skipped: &[UnusableFile], paths: &[PathBuf]) -> anyhow::Error {
+    if let Some(file) = skipped.first() {
         return file.clone().into();
     }
     let names: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();

@@ -22,7 +22,7 @@ use network_types::{
     udp::UdpHdr,
 };
 use tracer_ebpf::{
-    COMM_BYTES, CT_HEAD_BYTES, CTINFO_NONE, DropSite, FLAG_TABLE_FULL, Hook, Kind, MISSING,
+    COMM_BYTES, CT_HEAD_BYTES, CTINFO_NONE, ConntrackRecord, DropSite, FLAG_TABLE_FULL, Hook, Kind, MISSING,
     PACKET_HEAD_BYTES, REASON_NONE, SITE_SHIFT, SOCK_HEAD_BYTES, WHY_BYTES,
 };
 
@@ -151,6 +151,25 @@ impl Decoder {
     /// A decoder for one kernel; `clock_offset_ns` converts its monotonic time to Unix time.
     pub fn new(layout: Arc<Layout>, clock_offset_ns: u64) -> Self {
         Self { fields: Fields::new(&layout), layout, clock_offset_ns, comms: HashMap::default() }
+    }
+
+    /// The time and the hook of a record; `None` if it is too short or names no known hook.
+    pub(crate) fn head(&self, record: &[u8]) -> Option<(Timestamp, Hook)> {
+        let time_ns = u64::from_ne_bytes(bytes_at(record, offset_of!(tracer_ebpf::Header, time_ns))?);
+        let hook = Hook::from_number(*record.get(offset_of!(tracer_ebpf::Header, hook))?)?;
+        Some((Timestamp::from_unix_ns(time_ns.wrapping_add(self.clock_offset_ns)), hook))
+    }
+
+    /// Only the entry of a record of an entry.
+    pub(crate) fn entry_of(&self, record: &[u8]) -> Result<Conntrack, DecodeError> {
+        let kind = Kind::Conntrack as u8;
+        let (length, expected) = (record.len(), Kind::Conntrack.record_bytes());
+        if record.get(offset_of!(tracer_ebpf::Header, kind)) != Some(&kind) || length != expected {
+            return Err(DecodeError::WrongLength { kind, length, expected });
+        }
+        let id = bytes_at(record, offset_of!(ConntrackRecord, ct)).ok_or(DecodeError::Unreadable)?;
+        let head = record.get(offset_of!(ConntrackRecord, ct_head)..).ok_or(DecodeError::Unreadable)?;
+        self.entry(u64::from_ne_bytes(id), head)
     }
 
     /// Decodes one record.

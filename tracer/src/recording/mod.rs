@@ -65,6 +65,7 @@
 //! [`Mask`]: crate::kernel::decode::Mask
 //! [`Pipeline`]: crate::session::Pipeline
 
+mod counts;
 mod frame;
 mod header;
 mod item;
@@ -79,6 +80,7 @@ mod tape;
 mod tests;
 mod writer;
 
+pub use counts::{EventCounter, EventCounts, Lacks, OfService};
 pub use header::{BYTE_ORDER, FORMAT, Header, RECORD_LAYOUT};
 pub(crate) use header::{HookLine, HookState};
 pub use item::{Dropped, End, NodeReading};

@@ -6,6 +6,7 @@
 
 pub mod check;
 mod columns;
+pub mod counts;
 pub(crate) mod explain;
 mod fit;
 #[cfg(test)]
@@ -85,13 +86,17 @@ pub enum ReplayOutput {
     Pcapng,
     /// Parquet files of flows and changes in the folder of --out, for a database
     Parquet,
+    /// Only how many events each Service and each hook has: a quick look that judges no flow
+    Counts,
 }
 
 impl ReplayOutput {
     /// The form of the rows, for an output that has them.
     pub(crate) const fn rows(self) -> Output {
         match self {
-            Self::Table | Self::Story | Self::Html | Self::Pcapng | Self::Parquet => Output::Table,
+            Self::Table | Self::Story | Self::Html | Self::Pcapng | Self::Parquet | Self::Counts => {
+                Output::Table
+            }
             Self::Wide => Output::Wide,
             Self::Json => Output::Json,
             Self::Yaml => Output::Yaml,

@@ -168,3 +168,49 @@ fn a_redacted_copy_is_replayed_and_nothing_is_overwritten() {
     assert!(status == Some(1) && errors.contains("into itself"), "{errors}");
     assert_eq!(fs::read(&out).unwrap(), bytes);
 }
+
+/// The numbers in the row of a Service.
+fn row(table: &str, service: &str) -> Vec<u64> {
+    let row = table.lines().find(|line| line.starts_with(service)).unwrap_or_else(|| panic!("{table}"));
+    row.split_whitespace().filter_map(|word| word.parse().ok()).collect()
+}
+
+#[test]
+fn counts_say_which_service_had_trouble_without_judging() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, live) = recording(folder.path(), true, None);
+    let (status, table, stderr) = replay(&path, &["-o", "counts"]);
+    assert_eq!(status, Some(0), "counts judge nothing: {stderr}");
+    assert!(stderr.contains("no flow was judged"), "{stderr}");
+    assert!(table.contains("6000  all"), "{table}");
+    let refused = live.iter().filter(|line| line.contains("\"C20\"")).count() as u64;
+    let [cart, checkout] = ["shop/cart:http TCP", "shop/checkout:http TCP"].map(|name| row(&table, name));
+    assert_eq!((checkout[0], checkout[2]), (0, refused), "each connection was refused once: {table}");
+    assert!(cart[0] > 100 && cart[1] == 0, "{table}");
+
+    let (_, only, _) = replay(&path, &["-o", "counts", "--service", "shop/checkout"]);
+    assert_eq!(only.lines().count(), 2, "{only}");
+    assert_eq!(row(&only, "shop/checkout:http TCP"), checkout);
+    let (status, _, stderr) = replay(&path, &["-o", "counts", "--service", "shop/nothing"]);
+    assert_eq!(status, Some(4), "{stderr}");
+    assert!(stderr.contains("no event of shop/nothing is in the recordings"), "{stderr}");
+    for flow in [["--class", "C20"], ["--flow", "10.0.1.2:40000"], ["--client", "10.0.1.2"]] {
+        let (status, _, stderr) = replay(&path, &[&["-o", "counts"], flow.as_slice()].concat());
+        assert_eq!(status, Some(1), "{stderr}");
+        assert!(stderr.contains("-o counts follows no flow"), "{stderr}");
+    }
+}
+
+#[test]
+fn counts_of_a_damaged_recording_name_the_damage() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, _) = recording(folder.path(), true, None);
+    let bytes = fs::read(&path).unwrap();
+    fs::write(&path, &bytes[..bytes.len() - 100]).unwrap();
+    let (status, table, stderr) = replay(&path, &["-o", "counts"]);
+    assert_eq!(status, Some(4), "{stderr}");
+    assert!(
+        table.contains("shop/cart:http TCP") && stderr.contains("the file ends within a block"),
+        "{stderr}"
+    );
+}

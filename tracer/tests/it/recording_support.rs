@@ -155,6 +155,8 @@ pub(crate) struct Traffic {
     table: VecDeque<Vec<u8>>,
     entries: Vec<u64>,
     sockets: Vec<u64>,
+    /// Of a hundred connections.
+    failing: u64,
 }
 
 const CONFIRM: usize = 0;
@@ -186,8 +188,14 @@ impl Traffic {
             table: VecDeque::new(),
             entries: pool(&mut random, 65_536, 256),
             sockets: pool(&mut random, 8192, 2240),
+            failing: 1,
             random,
         }
+    }
+
+    /// The same, with this many failures in a hundred connections.
+    pub(crate) fn failing(self, of_a_hundred: u64) -> Self {
+        Self { failing: of_a_hundred, ..self }
     }
 
     fn push(&mut self, at_ns: u64, mut record: Vec<u8>, cpu: u16) {
@@ -210,7 +218,7 @@ impl Traffic {
         let client = Ipv4Addr::new(10, 244, 1, [100, 101, 20, 31][random.below(4) as usize]);
         // As the kernel chooses ports: even ones for connect(), by a keyed hash.
         let port = (32_768 + random.below(14_116) * 2) as u16;
-        if random.below(100) == 0 {
+        if random.below(100) < self.failing {
             return self.failure(start, client, port, cpu);
         }
         let random = &mut self.random;

@@ -1,0 +1,125 @@
+//! `viptrace replay -o counts`: the events of recordings by Service, without judging.
+
+use std::{fs::File, path::Path};
+
+use anyhow::Context as _;
+
+use super::{NAMED, damage_text, nothing_in};
+use crate::{
+    cli::{Outcome, ResultExt as _, args::ReplayOptions, selection::Selection, target::Target},
+    recording::{EventCounter, EventCounts, Lacks, Tape, Tapes},
+    report::{Printer, counts},
+    session::Detail,
+    text::{count, list, safe},
+    time::Timestamp,
+};
+
+/// Counts the events of all files, and prints them.
+pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
+    let service = service(&options.selection)?;
+    let Tapes { tapes, skipped, .. } = Tapes::find(&options.files, Detail::Faults)?;
+    if tapes.is_empty() {
+        return Err(nothing_in(&skipped, &options.files));
+    }
+    let mut lacks: Vec<String> = skipped.iter().map(ToString::to_string).collect();
+    let mut counts = EventCounts::default();
+    for tape in &tapes {
+        count_tape(tape, &options.selection, &mut counts, &mut lacks);
+    }
+    lacks.extend(missing(&counts));
+    if let Some((namespace, name)) = service {
+        counts.retain(|service| *service.namespace == *namespace && *service.name == *name);
+        if counts.services().next().is_none() {
+            lacks.push(format!("no event of {namespace}/{name} is in the recordings"));
+        }
+    }
+    printer.note(&describe(&tapes, &counts));
+    printer.text(&counts::render(&counts, printer.paint()))?;
+    printer.flush()?;
+    for lack in &lacks {
+        printer.warn(&safe(lack));
+    }
+    Ok(if lacks.is_empty() { Outcome::Clean } else { Outcome::Incomplete })
+}
+
+/// The wanted Service. Flows are not followed, so that nothing else of a flow can be wanted.
+fn service(selection: &Selection) -> anyhow::Result<Option<(&str, &str)>> {
+    let is_of_flows = selection.client.is_some() || selection.flow.is_some() || !selection.classes.is_empty();
+    match &selection.target {
+        _ if is_of_flows => {
+            Err(anyhow::anyhow!("-o counts follows no flow: --client, --flow and --class do not apply"))
+                .hint(|| "leave them out, or use another output".to_owned())
+        }
+        None => Ok(None),
+        Some(Target::Service { namespace, name }) => Ok(Some((namespace, name))),
+        Some(other) => Err(anyhow::anyhow!("-o counts counts by Service, and {other} is none"))
+            .hint(|| "write --service NAMESPACE/SERVICE, or use another output".to_owned()),
+    }
+}
+
+fn count_tape(tape: &Tape, selection: &Selection, counts: &mut EventCounts, lacks: &mut Vec<String>) {
+    let end = if selection.needs_end() { tape.last_time() } else { None };
+    let span = selection.span(end.unwrap_or(Timestamp::MAX));
+    let mut counter = EventCounter::new(span.from, span.to);
+    let mut lacks_beginning = false;
+    for path in tape.paths() {
+        let result = File::open(path)
+            .context("cannot open it")
+            .and_then(|file| counter.count(file, counts).map_err(anyhow::Error::from));
+        match result {
+            Ok(found) => {
+                lacks_beginning |= found.beginning;
+                lacks.extend(in_words(path, &found));
+            }
+            Err(error) => lacks.push(format!("{}: {error:#}", path.display())),
+        }
+    }
+    counter.finish(counts);
+    if lacks_beginning {
+        let node = tape.header().node_name.as_deref().unwrap_or("an unnamed node");
+        lacks.push(format!("{node}: the cluster's objects from before it began are missing"));
+    }
+}
+
+/// What is missing in one file.
+fn in_words(path: &Path, found: &Lacks) -> Vec<String> {
+    let (damages, number) = &found.damage;
+    let place = path.display();
+    let mut lacks: Vec<_> =
+        damages.iter().take(NAMED).map(|damage| format!("{place}: {}", damage_text(damage))).collect();
+    if let Some(more) = number.checked_sub(NAMED as u64).filter(|more| *more > 0) {
+        lacks.push(format!("{place}: {}", count(more, "more damaged part")));
+    }
+    if found.unreadable_items > 0 {
+        lacks.push(format!("{place}: {} could not be read", count(found.unreadable_items, "item")));
+    }
+    lacks
+}
+
+/// What is missing in all files.
+fn missing(counts: &EventCounts) -> Vec<String> {
+    let mut lacks = Vec::new();
+    if counts.lost > 0 {
+        lacks.push(format!("{} lost or suppressed while it was recorded", count(counts.lost, "event")));
+    }
+    if counts.undecodable > 0 {
+        lacks.push(format!("{} could not be decoded", count(counts.undecodable, "event")));
+    }
+    lacks
+}
+
+fn describe(tapes: &[Tape], counts: &EventCounts) -> String {
+    let mut nodes: Vec<_> =
+        tapes.iter().map(|tape| tape.header().node_name.as_deref().unwrap_or("an unnamed node")).collect();
+    nodes.sort_unstable();
+    nodes.dedup();
+    let span = counts.span.map_or_else(String::new, |(first, last)| {
+        format!(" from {} to {}", first.to_the_millisecond(), last.to_the_millisecond())
+    });
+    format!(
+        "{} of {}{span}, as each node's clock has it; no flow was judged. CONNECTIONS are the translations in the \
+         recording: an agent records those of failures and of its samples",
+        count(counts.events, "event"),
+        safe(&list(&nodes)),
+    )
+}
