@@ -212,7 +212,11 @@ pub(super) fn open(options: &ReplayOptions) -> anyhow::Result<Opened> {
     let narrowed = tracks().filter_map(|track| narrowed(track.header(), options.selection.target.as_ref()));
     let mut warnings: Vec<_> = narrowed.collect();
     warnings.extend(unaligned(&timeline));
-    let lacks = timeline.skipped.iter().map(|file| safe(&file.to_string()).into_owned()).collect();
+    let mut lacks: Vec<_> =
+        timeline.skipped.iter().map(|file| safe(&file.to_string()).into_owned()).collect();
+    if timeline.skipped_more > 0 {
+        lacks.push(format!("{} could not be replayed", count(timeline.skipped_more, "more file")));
+    }
     Ok(Opened { timeline, selection, notes, warnings, lacks })
 }
 
