@@ -87,7 +87,7 @@ pub use reader::DamageKind;
 pub(crate) use reader::{Damage, OpenError};
 pub use recorded::Recorded;
 pub use records::Records;
-pub(crate) use redact::{Redacted, Redaction};
+pub(crate) use redact::{RedactError, Redacted, Redaction, Substitutes};
 pub use sightings::{Observed, Sightings};
 pub use tape::{Tape, Tapes, UnusableFile};
 pub(crate) use writer::Failure;
