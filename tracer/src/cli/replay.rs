@@ -27,7 +27,7 @@ use crate::{
         html::{self, Messages},
         story,
     },
-    session::{Ending, Judgements},
+    session::{Detail, Ending, Judgements},
     text::{count, length, list, measured, safe},
     time::Timestamp,
 };
@@ -86,7 +86,7 @@ pub(super) fn rows(opened: Opened, report: &mut Report) -> anyhow::Result<Played
 }
 
 /// Takes what is played.
-trait Audience {
+pub(super) trait Audience {
     fn note(&mut self, text: &str) -> anyhow::Result<()>;
     fn warn(&mut self, text: &str) -> anyhow::Result<()>;
     /// The wanted judgements of a trace at `now`.
@@ -167,7 +167,7 @@ impl Played<'_> {
 }
 
 /// Recordings that were played to their end.
-struct Ended {
+pub(super) struct Ended {
     nodes: Vec<String>,
     ending: Ending,
     is_complete: bool,
@@ -175,7 +175,7 @@ struct Ended {
 
 impl Ended {
     /// The outcome, if the flows alone have this one.
-    fn outcome(&self, of_flows: Outcome) -> Outcome {
+    pub(super) fn outcome(&self, of_flows: Outcome) -> Outcome {
         if of_flows == Outcome::Clean && !self.is_complete { Outcome::Incomplete } else { of_flows }
     }
 }
@@ -221,7 +221,26 @@ pub(super) fn open(options: &ReplayOptions) -> anyhow::Result<Opened> {
 }
 
 impl Opened {
-    fn play(mut self, audience: &mut impl Audience) -> anyhow::Result<(Ended, Timeline)> {
+    pub(super) const fn timeline(&self) -> &Timeline {
+        &self.timeline
+    }
+
+    /// Healthy flows have their own verdicts, whatever the options say.
+    pub(super) fn judge_each_flow(&mut self) {
+        self.timeline.set_detail(Detail::All);
+    }
+
+    /// What is known about the distances of the clocks, in sentences.
+    pub(super) fn about_clocks(&self) -> Vec<String> {
+        let tracks = 0..self.timeline.tracks().len();
+        tracks
+            .filter_map(|index| clock_note(&self.timeline, index))
+            .chain(unaligned(&self.timeline))
+            .collect()
+    }
+
+    /// Plays to the end, for an audience.
+    pub(super) fn play(mut self, audience: &mut impl Audience) -> anyhow::Result<(Ended, Timeline)> {
         for note in &self.notes {
             audience.note(note)?;
         }

@@ -8,7 +8,7 @@ use std::{num::NonZero, path::PathBuf, thread};
 
 use super::clock::{Alignment, Compared, Seen};
 use crate::{
-    recording::{Header, Tape, Tapes, UnusableFile},
+    recording::{Header, Observed, Tape, Tapes, UnusableFile},
     session::{Detail, Judgements},
     time::Timestamp,
 };
@@ -104,6 +104,11 @@ impl Timeline {
             Some(track) if self.tracks.len() > 1 => common(&self.alignment, track, time),
             Some(_) | None => time,
         }
+    }
+
+    /// The time at which a sighting of this trace is shown: on the common clock, or of a single trace by its wall clock.
+    pub fn shown(&self, track: usize, observed: &Observed<'_>) -> Timestamp {
+        if self.tracks.len() > 1 { self.common(track, observed.sighting.time) } else { observed.unix }
     }
 
     /// The latest end of the traces on the common clock, before they are played. Without intact last blocks, a trace's
