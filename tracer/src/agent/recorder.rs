@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{
     config::{Level, RecorderConfig},
@@ -60,7 +60,7 @@ pub struct RecorderFigures {
 }
 
 /// A stored segment.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Segment {
     pub(crate) name: String,
     pub(crate) bytes: u64,
@@ -68,6 +68,31 @@ pub(crate) struct Segment {
     pub(crate) modified: Timestamp,
     /// Whether it is still being written.
     pub(crate) open: bool,
+}
+
+impl Segment {
+    /// Whether the name is one that an agent gives a segment. It cannot lead to another folder.
+    pub(crate) fn has_own_name(&self) -> bool {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
+        number(&self.name).is_some() && self.name.bytes().all(is_plain)
+    }
+
+    /// When it began, as its name says; `None` if the name does not.
+    pub(crate) fn began(&self) -> Option<Timestamp> {
+        let (_, time) = self.name.strip_suffix(SUFFIX)?.split_once('-')?;
+        let (day, time) = time.strip_suffix('Z')?.split_once('T')?;
+        let part = |text: &str, range| text.get(range).map(str::to_owned);
+        let (year, month, day) = (part(day, 0..4)?, part(day, 4..6)?, part(day, 6..8)?);
+        let (hour, minute, second) = (part(time, 0..2)?, part(time, 2..4)?, part(time, 4..6)?);
+        Timestamp::parse(&format!("{year}-{month}-{day}T{hour}:{minute}:{second}.{:0<9}Z", time.get(6..)?))
+    }
+
+    /// Whether it may have something of the time from `from` to `to`, if clocks differ by `apart` at most.
+    pub(crate) fn overlaps(&self, from: Timestamp, to: Timestamp, apart: Duration) -> bool {
+        let began = self.began().unwrap_or(Timestamp::MIN);
+        let is_late = !self.open && self.modified.saturating_add(apart) < from;
+        !is_late && began.saturating_sub(apart) <= to
+    }
 }
 
 /// The open segment.

@@ -89,6 +89,7 @@ pub use recorded::Recorded;
 pub use records::Records;
 pub(crate) use redact::{RedactError, Redacted, Redaction, Substitutes};
 pub use sightings::{Observed, Sightings};
+pub(crate) use tape::PART;
 pub use tape::{Tape, Tapes, UnusableFile};
 pub(crate) use writer::Failure;
 pub use writer::{Addresses, CreateError, Finished, Recorder, create};

@@ -162,7 +162,7 @@ const CHANGES: &str = "joined left became serving terminating created deleted ad
     internalTrafficPolicy ClientIP Local externalIPs loadBalancerSourceRanges healthCheckNodePort trafficDistribution \
     publishNotReadyAddresses externalName proxy field fields addresses CIDRs once twice minSyncPeriod feature gate \
     ProxyTerminatingEndpoints true false queued later now runs wrote watches MTU conntrack nf_conntrack_max full entries wall clock forward \
-    net.ipv4.vs.conntrack net.ipv4.vs.expire_nodest_conn net.ipv4.vs.conn_reuse_mode resourceVersion hook's \
+    net.ipv4.vs.conntrack net.ipv4.vs.expire_nodest_conn net.ipv4.vs.conn_reuse_mode hook's \
     viptrace's Pod's Service's ms s min h";
 
 /// Whether the word is a version of Kubernetes, such as `v1.30.5`.
