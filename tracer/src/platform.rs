@@ -172,3 +172,15 @@ mod imp {
         command.creation_flags(DETACHED_PROCESS | CREATE_NEW_PROCESS_GROUP)
     }
 }
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_free_bytes_of_a_folder_are_known() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(free_bytes(folder.path()).is_some_and(|free| free > 0));
+        assert_eq!(free_bytes(&folder.path().join("none")), None);
+    }
+}
