@@ -16,10 +16,13 @@ use std::{
 use serde_json::Value;
 use tokio::sync::{oneshot, watch};
 
+mod exec;
 mod http;
 mod population;
 mod store;
 
+use exec::Container;
+pub use exec::{Command, Ran};
 pub use population::Population;
 use population::Writer;
 use store::{Resource, Store};
@@ -47,6 +50,7 @@ struct Shared {
     /// A change cuts all open watches.
     cut: watch::Sender<u64>,
     bookmark_period: Mutex<Duration>,
+    container: Mutex<Container>,
 }
 
 impl Shared {
@@ -57,6 +61,10 @@ impl Shared {
 
     fn population(&self) -> Option<Arc<Writer>> {
         self.population.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn container(&self) -> MutexGuard<'_, Container> {
+        self.container.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn bookmark_period(&self) -> Duration {
@@ -101,6 +109,7 @@ impl ApiServer {
             hung: watch::Sender::new(false),
             cut: watch::Sender::new(0),
             bookmark_period: Mutex::new(BOOKMARK_PERIOD),
+            container: Mutex::default(),
         });
         let listener = TcpListener::bind(addr)?;
         let addr = listener.local_addr()?;
@@ -220,6 +229,16 @@ impl ApiServer {
     /// Sets the period of bookmarks for watches that are opened from now on.
     pub fn set_bookmark_period(&self, period: Duration) {
         *self.shared.bookmark_period.lock().unwrap_or_else(PoisonError::into_inner) = period;
+    }
+
+    /// Answers every command in a container from now on with what `run` returns.
+    pub fn run_commands(&self, run: impl Fn(&Command) -> Ran + Send + Sync + 'static) {
+        self.shared.container().run = Some(Arc::new(run));
+    }
+
+    /// Answers that nobody may use this resource: `pods/exec`.
+    pub fn deny(&self, resource: &str) {
+        self.shared.container().denied.insert(resource.to_owned());
     }
 
     /// The number of lists of this kind answered so far, without continued pages.

@@ -6,6 +6,7 @@
 use std::{
     fs::{DirBuilder, File, Metadata, OpenOptions},
     io,
+    path::Path,
     process::Command,
 };
 
@@ -51,6 +52,11 @@ pub(crate) fn inode(meta: &Metadata) -> u64 {
     imp::inode(meta)
 }
 
+/// The free bytes where this folder is, for its user; `None` if they are not known, as on Windows.
+pub(crate) fn free_bytes(folder: &Path) -> Option<u64> {
+    imp::free_bytes(folder)
+}
+
 /// Neither the terminal's Ctrl-C nor its end reaches the process that `command` starts.
 pub(crate) fn apart_from_terminal(command: &mut Command) -> &mut Command {
     imp::apart_from_terminal(command)
@@ -65,7 +71,8 @@ mod imp {
             fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _},
             process::CommandExt as _,
         },
-        process::Command,
+        path::Path,
+        process::{Command, Stdio},
     };
 
     use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -97,6 +104,17 @@ mod imp {
         meta.ino()
     }
 
+    /// As `df` says it in its portable form: the column before that of the percentage.
+    pub(super) fn free_bytes(folder: &Path) -> Option<u64> {
+        let mut df = Command::new("df");
+        df.arg("-Pk").arg(folder).env("LC_ALL", "C").stdin(Stdio::null()).stderr(Stdio::null());
+        let output = df.output().ok()?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let columns: Vec<&str> = text.lines().last()?.split_whitespace().collect();
+        let percentage = columns.iter().rposition(|column| column.ends_with('%'))?;
+        columns.get(percentage.checked_sub(1)?)?.parse::<u64>().ok()?.checked_mul(1024)
+    }
+
     pub(super) fn apart_from_terminal(command: &mut Command) -> &mut Command {
         command.process_group(0)
     }
@@ -108,6 +126,7 @@ mod imp {
         fs::{DirBuilder, File, Metadata, OpenOptions},
         io,
         os::windows::process::CommandExt as _,
+        path::Path,
         process::Command,
     };
 
@@ -145,7 +164,23 @@ mod imp {
         0
     }
 
+    pub(super) fn free_bytes(_: &Path) -> Option<u64> {
+        None
+    }
+
     pub(super) fn apart_from_terminal(command: &mut Command) -> &mut Command {
         command.creation_flags(DETACHED_PROCESS | CREATE_NEW_PROCESS_GROUP)
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_free_bytes_of_a_folder_are_known() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(free_bytes(folder.path()).is_some_and(|free| free > 0));
+        assert_eq!(free_bytes(&folder.path().join("none")), None);
     }
 }

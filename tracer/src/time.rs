@@ -93,7 +93,7 @@ impl Timestamp {
     }
 
     /// Parses the output of [`fmt::Display`].
-    fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         let bytes = text.as_bytes();
         let number = |places: std::ops::Range<usize>| -> Option<u64> {
             bytes.get(places)?.iter().try_fold(0, |number, digit| {

@@ -21,6 +21,10 @@ const RECORDING: &str = "tests/fixtures/recordings/debian-6.12-c6-stale-endpoint
 /// One whose packets are dropped and refused.
 const PACKETS: &str = "tests/fixtures/recordings/debian-6.12-c20-no-endpoints.viptrace";
 
+/// Those of two nodes, whose clocks are 90 s apart.
+const NODES: [&str; 2] =
+    ["tests/fixtures/two-nodes/node1.viptrace", "tests/fixtures/two-nodes/node2.viptrace"];
+
 /// Runs each query. All but the definition of a view have to return a row.
 const QUERY: &str = "\
 import sys, duckdb
@@ -54,6 +58,11 @@ pub(crate) fn checks(place: &Place, printer: &Printer) -> Result<Tally> {
         "exports: tshark reads the packets without a warning",
         [&viptrace, &tshark],
         &|viptrace, tshark| packets(place, viptrace, tshark, &folder.join("packets.pcapng")),
+    );
+    check(
+        "exports: tshark reads the packets of two nodes as one capture",
+        [&viptrace, &tshark],
+        &|viptrace, tshark| nodes(place, viptrace, tshark, &folder.join("nodes.pcapng")),
     );
     check(
         "exports: DuckDB runs the queries of docs/records.md",
@@ -94,6 +103,28 @@ fn packets(place: &Place, viptrace: &Path, tshark: &Path, file: &Path) -> Result
     let is_whole = |line: &str| line.split('\t').count() == 3 && line.contains("FAULT C20");
     if stdout.is_empty() || !stdout.lines().all(is_whole) {
         bail!("tshark finds other packets:\n{stdout}");
+    }
+    Ok(())
+}
+
+/// Each packet is on an interface of its node, and the file needs no other options than a capture of one node.
+fn nodes(place: &Place, viptrace: &Path, tshark: &Path, file: &Path) -> Result<()> {
+    // The recordings have no end, which is exit status 4.
+    let exported = Call::new("export the packets of two nodes", viptrace)
+        .arg("replay")
+        .args(NODES.map(|node| place.repository.join(node)))
+        .args(["-o", "pcapng"])
+        .output()?;
+    fs::write(file, exported.stdout).with_context(|| format!("could not write {}", file.display()))?;
+    let output = Call::new("read the packets of two nodes", tshark)
+        .arg("-r")
+        .arg(file)
+        .args(["-T", "fields", "-e", "frame.interface_name"])
+        .output()?;
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let has = |node: &str| stdout.lines().any(|name| name.starts_with(node));
+    if !output.status.success() || !has("node1/netns-") || !has("node2/netns-") {
+        bail!("tshark finds other interfaces:\n{stdout}");
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use axum::{
     http::{StatusCode, header},
     middleware::{self, Next},
     response::{IntoResponse as _, Response},
-    routing::get,
+    routing::{get, post},
 };
 use futures::stream;
 use serde_json::{Value, json};
@@ -20,7 +20,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{Shared, store::Resource};
+use super::{Shared, exec, store::Resource};
 
 type Params = Query<HashMap<String, String>>;
 
@@ -42,6 +42,8 @@ pub(super) fn router(shared: Arc<Shared>) -> Router {
         .route("/api/v1/{plural}/{name}", get(core_unscoped))
         .route("/api/v1/namespaces/{namespace}/{plural}", get(core_namespaced))
         .route("/api/v1/namespaces/{namespace}/{plural}/{name}", get(core_one))
+        .route("/api/v1/namespaces/{namespace}/pods/{name}/exec", get(exec::exec))
+        .route("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", post(exec::review))
         .route("/apis/discovery.k8s.io/v1/{plural}", get(discovery_all))
         .route("/apis/discovery.k8s.io/v1/namespaces/{namespace}/{plural}", get(discovery_namespaced))
         .route("/apis/discovery.k8s.io/v1/namespaces/{namespace}/{plural}/{name}", get(discovery_one))
@@ -347,7 +349,7 @@ fn refused(code: u16, message: &str) -> Response {
     status(code, &reason.unwrap_or_default().replace(' ', ""), message)
 }
 
-fn status(code: u16, reason: &str, message: &str) -> Response {
+pub(super) fn status(code: u16, reason: &str, message: &str) -> Response {
     let status = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     (status, Json(status_object(code, reason, message))).into_response()
 }

@@ -14,7 +14,7 @@ mod log;
 mod metrics;
 mod otlp;
 mod process;
-mod recorder;
+pub(crate) mod recorder;
 mod server;
 pub(crate) mod stream;
 #[cfg(test)]

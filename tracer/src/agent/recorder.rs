@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{
     config::{Level, RecorderConfig},
@@ -60,7 +60,7 @@ pub struct RecorderFigures {
 }
 
 /// A stored segment.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Segment {
     pub(crate) name: String,
     pub(crate) bytes: u64,
@@ -68,6 +68,31 @@ pub(crate) struct Segment {
     pub(crate) modified: Timestamp,
     /// Whether it is still being written.
     pub(crate) open: bool,
+}
+
+impl Segment {
+    /// Whether the name is one that an agent gives a segment. It cannot lead to another folder.
+    pub(crate) fn has_own_name(&self) -> bool {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
+        number(&self.name).is_some() && self.name.bytes().all(is_plain)
+    }
+
+    /// When it began, as its name says; `None` if the name does not.
+    pub(crate) fn began(&self) -> Option<Timestamp> {
+        let (_, time) = self.name.strip_suffix(SUFFIX)?.split_once('-')?;
+        let (day, time) = time.strip_suffix('Z')?.split_once('T')?;
+        let part = |text: &str, range| text.get(range).map(str::to_owned);
+        let (year, month, day) = (part(day, 0..4)?, part(day, 4..6)?, part(day, 6..8)?);
+        let (hour, minute, second) = (part(time, 0..2)?, part(time, 2..4)?, part(time, 4..6)?);
+        Timestamp::parse(&format!("{year}-{month}-{day}T{hour}:{minute}:{second}.{:0<9}Z", time.get(6..)?))
+    }
+
+    /// Whether it may have something of the time from `from` to `to`, if clocks differ by `apart` at most.
+    pub(crate) fn overlaps(&self, from: Timestamp, to: Timestamp, apart: Duration) -> bool {
+        let began = self.began().unwrap_or(Timestamp::MIN);
+        let is_late = !self.open && self.modified.saturating_add(apart) < from;
+        !is_late && began.saturating_sub(apart) <= to
+    }
 }
 
 /// The open segment.
@@ -366,4 +391,58 @@ pub(crate) fn segments(folder: &Path, open: Option<&str>) -> io::Result<Vec<Segm
     }
     found.sort_by_key(|(number, _)| *number);
     Ok(found.into_iter().map(|(_, segment)| segment).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn segment(name: &str, modified: &str, open: bool) -> Segment {
+        let modified = Timestamp::parse(&format!("2026-01-02T{modified}.000000000Z")).unwrap();
+        Segment { name: name.to_owned(), bytes: 1, modified, open }
+    }
+
+    #[test]
+    fn the_name_of_a_segment_says_when_it_began() {
+        let folder = tempfile::tempdir().unwrap();
+        let began = Timestamp::parse("2026-01-02T10:00:00.123000000Z").unwrap();
+        let path = next_path(folder.path(), began).unwrap();
+        let segment = segment(path.file_name().unwrap().to_str().unwrap(), "11:00:00", false);
+        assert_eq!((segment.began(), segment.has_own_name()), (Some(began), true), "{}", segment.name);
+        for name in [
+            "",
+            "00000001-.viptrace",
+            "00000001-2026.viptrace",
+            "00000001-20260102T100000123.viptrace",
+            "00000001-é0260102T100000123Z.viptrace",
+            "00000001-20260102T1000001234567890Z.viptrace",
+        ] {
+            assert_eq!(Segment { name: name.to_owned(), ..segment.clone() }.began(), None, "{name}");
+        }
+        for name in
+            ["1-x.viptrace", "00000001-../x.viptrace", "00000001-a b.viptrace", "00000001-x", "../x.viptrace"]
+        {
+            assert!(!Segment { name: name.to_owned(), ..segment.clone() }.has_own_name(), "{name}");
+        }
+    }
+
+    #[test]
+    fn segments_are_chosen_by_their_time() {
+        let at = |time: &str| Timestamp::parse(&format!("2026-01-02T{time}.000000000Z")).unwrap();
+        let name = "00000001-20260102T100000000Z.viptrace";
+        let apart = Duration::from_mins(2);
+        let closed = segment(name, "11:00:00", false);
+        for (from, to, expected) in [
+            ("10:30:00", "10:31:00", true),
+            ("11:01:59", "12:00:00", true),
+            ("11:02:01", "12:00:00", false),
+            ("09:00:00", "09:58:00", true),
+            ("09:00:00", "09:57:59", false),
+        ] {
+            assert_eq!(closed.overlaps(at(from), at(to), apart), expected, "{from} to {to}");
+        }
+        assert!(closed.overlaps(Timestamp::MIN, Timestamp::MAX, apart));
+        let open = Segment { open: true, ..closed };
+        assert!(open.overlaps(at("12:00:00"), at("13:00:00"), apart), "it may be written now");
+    }
 }

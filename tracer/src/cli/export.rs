@@ -1,10 +1,10 @@
-//! `viptrace replay FILE -o pcapng` and `-o parquet`: a recording as files for other programs.
+//! `viptrace replay … -o pcapng` and `-o parquet`: recordings as files for other programs.
 //!
 //! Owns the destination and the messages. The replay judges, and `export` writes.
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{BufWriter, IsTerminal as _},
+    io::{self, BufWriter, IsTerminal as _},
     path::Path,
 };
 
@@ -14,99 +14,158 @@ use crate::{
     cli::{
         Outcome, ResultExt as _,
         args::ReplayOptions,
-        replay,
-        selection::{Selection, Span},
+        replay::{self, Audience, Opened},
+        selection::Selection,
     },
     export::{Tables, Verdicts, packets},
+    incident::{Beside, Timeline, Track},
     platform,
-    recording::{Player, Sightings, Step, Tape, Tapes},
     report::{OutputError, Printer},
-    session::{Detail, Judged, ListedChange},
+    session::{ChangeLister, Judgements},
     text::count,
     time::Timestamp,
-    verdict::Verdict,
 };
 
-/// What is exported.
-#[derive(Debug)]
-struct ExportOptions<'a> {
-    file: &'a Path,
-    selection: &'a Selection,
-    span: Span,
-}
-
-impl ExportOptions<'_> {
-    fn wants(&self, verdict: &Verdict) -> bool {
-        self.selection.wants(verdict, self.span)
-    }
-}
-
-/// Exports the recording: to standard output, or into a folder.
+/// Exports the recordings: to standard output, or into a folder.
 pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
-    let [file] = options.files.as_slice() else {
-        return Err(anyhow::anyhow!("an export takes one recording"))
-            .hint(|| "export each file by itself; -o story and the tables take several".to_owned());
-    };
-    let end = Tapes::find(std::slice::from_ref(file), Detail::All)?.tapes.first().and_then(Tape::last_time);
-    let span = options.selection.span(end.unwrap_or(Timestamp::MAX));
-    let export = ExportOptions { file, selection: &options.selection, span };
-    match &options.out {
-        Some(folder) => parquet(&export, folder, &mut printer),
-        None => pcapng(&export, &mut printer),
-    }
-}
-
-fn pcapng(options: &ExportOptions<'_>, printer: &mut Printer) -> anyhow::Result<Outcome> {
-    if std::io::stdout().is_terminal() {
+    if options.out.is_none() && io::stdout().is_terminal() {
         return Err(anyhow::anyhow!("pcapng is a binary format, and standard output is a terminal"))
             .hint(|| "viptrace replay FILE -o pcapng > packets.pcapng".to_owned());
     }
-    let mut verdicts = Verdicts::default();
-    let lacks = play(options, &mut player(options)?, |played| {
-        if let Played::Flow(judged) = played {
-            verdicts.add(&judged.verdict);
-        }
+    let mut opened = replay::open(options)?;
+    opened.judge_each_flow();
+    match &options.out {
+        Some(folder) => parquet(opened, folder, &mut printer),
+        None => pcapng(opened, options.selection != Selection::default(), &mut printer),
+    }
+}
+
+/// Keeps the verdicts for the packets.
+struct Judging<'p> {
+    printer: &'p mut Printer,
+    verdicts: Verdicts,
+}
+
+impl Audience for Judging<'_> {
+    fn note(&mut self, text: &str) -> anyhow::Result<()> {
+        self.printer.note(text);
         Ok(())
-    })?;
-    let census = packets::census(&mut sightings(options)?).with_context(|| what(options))?;
-    let out = BufWriter::new(std::io::stdout().lock());
-    let written = packets::write(
-        &mut sightings(options)?,
-        &census,
-        &verdicts,
-        *options.selection != Selection::default(),
-        out,
-    );
-    let written = written.map_err(OutputError::from)?;
+    }
+
+    fn warn(&mut self, text: &str) -> anyhow::Result<()> {
+        self.printer.warn(text);
+        Ok(())
+    }
+
+    fn take(&mut self, judgements: Judgements, beside: Beside<'_>, _: Timestamp) -> anyhow::Result<()> {
+        judgements.judged.iter().for_each(|judged| self.verdicts.add(&judged.verdict, beside.track));
+        Ok(())
+    }
+
+    fn ended(&mut self, _: Beside<'_>, _: Timestamp) -> Option<String> {
+        None
+    }
+}
+
+fn pcapng(opened: Opened, only_judged: bool, printer: &mut Printer) -> anyhow::Result<Outcome> {
+    let notes = opened.about_clocks();
+    let mut judging = Judging { printer, verdicts: Verdicts::default() };
+    let (ended, timeline) = opened.play(&mut judging)?;
+    let Judging { printer, verdicts } = judging;
+    let out = BufWriter::new(io::stdout().lock());
+    let written =
+        packets::write(&timeline, &verdicts, only_judged, &notes, out).map_err(|error| match error {
+            packets::PacketsError::Read(file) => file.into(),
+            packets::PacketsError::Write(error) => anyhow::Error::from(OutputError::from(error)),
+        })?;
     printer.note(&format!("{} written", count(written, "packet")));
     if written == 0 {
         printer.warn("no packet of these flows is in the recording: viptrace records packets that failed, not the healthy ones");
     }
-    Ok(end(&lacks, printer))
+    Ok(ended.outcome(Outcome::Clean))
 }
 
-fn parquet(options: &ExportOptions<'_>, folder: &Path, printer: &mut Printer) -> anyhow::Result<Outcome> {
-    let mut player = player(options)?;
+/// Fills the tables.
+struct Filling<'p> {
+    printer: &'p mut Printer,
+    folder: &'p Path,
+    tables: Tables,
+    /// Those of each trace.
+    changes: Vec<ChangeLister>,
+}
+
+impl Filling<'_> {
+    /// Adds the changes that a trace has noticed since the last call.
+    fn list(&mut self, timeline: &Timeline, index: usize) -> anyhow::Result<()> {
+        let Some(player) = timeline.tracks().get(index).and_then(|track| track.tape().player()) else {
+            return Ok(());
+        };
+        if self.changes.len() <= index {
+            self.changes.resize_with(index + 1, ChangeLister::default);
+        }
+        let Some(lister) = self.changes.get_mut(index) else { return Ok(()) };
+        for mut change in lister.list(player.pipeline()) {
+            change.time = timeline.common(index, change.time);
+            change.after = change.after.map(|after| timeline.common(index, after));
+            self.tables.change(&change, node(timeline, index)).with_context(|| cannot_write(self.folder))?;
+        }
+        Ok(())
+    }
+}
+
+impl Audience for Filling<'_> {
+    fn note(&mut self, text: &str) -> anyhow::Result<()> {
+        self.printer.note(text);
+        Ok(())
+    }
+
+    fn warn(&mut self, text: &str) -> anyhow::Result<()> {
+        self.printer.warn(text);
+        Ok(())
+    }
+
+    fn take(&mut self, judgements: Judgements, beside: Beside<'_>, _: Timestamp) -> anyhow::Result<()> {
+        self.list(beside.timeline, beside.track)?;
+        for judged in &judgements.judged {
+            let node = node(beside.timeline, beside.track);
+            self.tables.flow(judged, node).with_context(|| cannot_write(self.folder))?;
+        }
+        Ok(())
+    }
+
+    fn ended(&mut self, _: Beside<'_>, _: Timestamp) -> Option<String> {
+        None
+    }
+}
+
+fn parquet(opened: Opened, folder: &Path, printer: &mut Printer) -> anyhow::Result<Outcome> {
     fs::create_dir_all(folder).with_context(|| format!("cannot create the folder {}", folder.display()))?;
     let flows = create(&folder.join("flows.parquet"))?;
     let changes = create(&folder.join("changes.parquet"))?;
-    let to = || format!("cannot write to {}", folder.display());
-    let mut tables = Tables::create(flows, changes, player.header()).with_context(to)?;
-    let lacks = play(options, &mut player, |played| {
-        match played {
-            Played::Flow(judged) => tables.flow(judged),
-            Played::Change(change) => tables.change(change),
-        }
-        .with_context(to)
-    })?;
-    let rows = tables.finish().with_context(to)?;
+    let tables = Tables::create(flows, changes, opened.timeline()).with_context(|| cannot_write(folder))?;
+    let mut filling = Filling { printer, folder, tables, changes: Vec::new() };
+    let (ended, timeline) = opened.play(&mut filling)?;
+    for index in 0..timeline.tracks().len() {
+        filling.list(&timeline, index)?;
+    }
+    let Filling { printer, tables, .. } = filling;
+    let rows = tables.finish().with_context(|| cannot_write(folder))?;
     printer.note(&format!(
         "{}: {} in flows.parquet, {} in changes.parquet",
         folder.display(),
         count(rows.flows, "row"),
         count(rows.changes, "row")
     ));
-    Ok(end(&lacks, printer))
+    Ok(ended.outcome(Outcome::Clean))
+}
+
+fn cannot_write(folder: &Path) -> String {
+    format!("cannot write to {}", folder.display())
+}
+
+/// The name of a trace's node.
+fn node(timeline: &Timeline, index: usize) -> Option<&str> {
+    timeline.tracks().get(index).map(Track::header)?.node_name.as_deref()
 }
 
 /// A new file. Only its owner may read it: it names Pods and their peers.
@@ -116,72 +175,4 @@ fn create(path: &Path) -> anyhow::Result<File> {
         .open(path)
         .with_context(|| format!("cannot create {}", path.display()))
         .hint(|| format!("remove {}, or choose another folder with --out", path.display()))
-}
-
-fn end(lacks: &[String], printer: &mut Printer) -> Outcome {
-    for lack in lacks {
-        printer.warn(lack);
-    }
-    if lacks.is_empty() { Outcome::Clean } else { Outcome::Incomplete }
-}
-
-fn what(options: &ExportOptions<'_>) -> String {
-    format!("cannot export {}", options.file.display())
-}
-
-/// A part of the result of a replay.
-enum Played<'a> {
-    Flow(&'a Judged),
-    Change(&'a ListedChange),
-}
-
-fn player(options: &ExportOptions<'_>) -> anyhow::Result<Player<File>> {
-    Player::open(open(options)?, Detail::All).with_context(|| what(options))
-}
-
-/// Plays the recording to its end. Returns its missing parts.
-fn play(
-    options: &ExportOptions<'_>,
-    player: &mut Player<File>,
-    mut each: impl FnMut(Played<'_>) -> anyhow::Result<()>,
-) -> anyhow::Result<Vec<String>> {
-    let mut has_end = false;
-    let mut noted = 0;
-    loop {
-        let judgements = match player.step().with_context(|| what(options))? {
-            Some(Step::Judged { judgements, .. }) => Some(judgements),
-            Some(Step::Ended(_)) => {
-                has_end = true;
-                None
-            }
-            None => match player.cut_off() {
-                Some(judgements) => Some(judgements),
-                None => break,
-            },
-        };
-        let (changes, last) = player.pipeline().changes_after(noted);
-        noted = last;
-        changes.iter().try_for_each(|change| each(Played::Change(change)))?;
-        for judged in judgements.iter().flat_map(|judgements| &judgements.judged) {
-            if options.wants(&judged.verdict) {
-                each(Played::Flow(judged))?;
-            }
-        }
-    }
-    Ok(replay::lacks(player, has_end))
-}
-
-fn sightings(options: &ExportOptions<'_>) -> anyhow::Result<Sightings<File>> {
-    Sightings::open(open(options)?).with_context(|| what(options))
-}
-
-fn open(options: &ExportOptions<'_>) -> anyhow::Result<File> {
-    let file = File::open(options.file)
-        .with_context(|| what(options))
-        .hint(|| "`viptrace trace --record FILE` makes one".to_owned())?;
-    if !file.metadata().is_ok_and(|meta| meta.is_file()) {
-        return Err(anyhow::anyhow!("{}: it is not a regular file", what(options)))
-            .hint(|| "store the recording in a file first".to_owned());
-    }
-    Ok(file)
 }

@@ -1,12 +1,13 @@
 //! `viptrace replay`: judges recordings and prints them like a live trace.
 //!
-//! Owns the messages about incomplete recordings and about clocks. The pipeline judges, and the report prints the rows.
+//! Owns what is played, and the messages about it. The pipeline judges, and the report prints the rows.
 
+mod clocks;
 mod counts;
+mod lacks;
 mod ways;
 
 use std::{
-    fs::File,
     io::{self, IsTerminal as _},
     path::PathBuf,
     time::Duration,
@@ -21,20 +22,21 @@ use crate::{
         show::{Show, detail},
         target::Target,
     },
-    incident::{Beside, Moment, Story, Timeline, Track, clock::Compared},
-    recording::{Damage, DamageKind, Header, Player, UnusableFile},
+    incident::{Beside, Moment, Story, Timeline},
+    recording::{Header, UnusableFile},
     report::{
         Form, Printer, ReplayOutput, Report,
         html::{self, Messages},
         story,
     },
-    session::{Ending, Judgements},
-    text::{count, length, list, measured, safe},
+    session::{Detail, Ending, Judgements},
+    text::{count, list, safe},
     time::Timestamp,
 };
+use clocks::{clock_note, unaligned};
+pub(super) use lacks::lacks;
+use lacks::missing;
 
-/// The maximum number of damaged parts named; the others are counted.
-const NAMED: usize = 5;
 /// How long before `--since` events are observed: a connection that began earlier counts as begun before the recording.
 const EARLIER: Duration = Duration::from_mins(15);
 /// How long after a flow's end its verdict may come.
@@ -90,7 +92,7 @@ pub(super) fn rows(opened: Opened, report: &mut Report) -> anyhow::Result<Played
 }
 
 /// Takes what is played.
-trait Audience {
+pub(super) trait Audience {
     fn note(&mut self, text: &str) -> anyhow::Result<()>;
     fn warn(&mut self, text: &str) -> anyhow::Result<()>;
     /// The wanted judgements of a trace at `now`.
@@ -171,7 +173,7 @@ impl Played<'_> {
 }
 
 /// Recordings that were played to their end.
-struct Ended {
+pub(super) struct Ended {
     nodes: Vec<String>,
     ending: Ending,
     is_complete: bool,
@@ -179,7 +181,7 @@ struct Ended {
 
 impl Ended {
     /// The outcome, if the flows alone have this one.
-    fn outcome(&self, of_flows: Outcome) -> Outcome {
+    pub(super) fn outcome(&self, of_flows: Outcome) -> Outcome {
         if of_flows == Outcome::Clean && !self.is_complete { Outcome::Incomplete } else { of_flows }
     }
 }
@@ -218,12 +220,31 @@ pub(super) fn open(options: &ReplayOptions) -> anyhow::Result<Opened> {
     let narrowed = tracks().filter_map(|track| narrowed(track.header(), options.selection.target.as_ref()));
     let mut warnings: Vec<_> = narrowed.collect();
     warnings.extend(unaligned(&timeline));
-    let lacks = timeline.skipped.iter().map(|file| safe(&file.to_string()).into_owned()).collect();
+    let lacks = lacks::unusable(&timeline.skipped, timeline.skipped_more);
     Ok(Opened { timeline, selection, notes, warnings, lacks })
 }
 
 impl Opened {
-    fn play(mut self, audience: &mut impl Audience) -> anyhow::Result<(Ended, Timeline)> {
+    pub(super) const fn timeline(&self) -> &Timeline {
+        &self.timeline
+    }
+
+    /// Healthy flows have their own verdicts, whatever the options say.
+    pub(super) fn judge_each_flow(&mut self) {
+        self.timeline.set_detail(Detail::All);
+    }
+
+    /// What is known about the distances of the clocks, in sentences.
+    pub(super) fn about_clocks(&self) -> Vec<String> {
+        let tracks = 0..self.timeline.tracks().len();
+        tracks
+            .filter_map(|index| clock_note(&self.timeline, index))
+            .chain(unaligned(&self.timeline))
+            .collect()
+    }
+
+    /// Plays to the end, for an audience.
+    pub(super) fn play(mut self, audience: &mut impl Audience) -> anyhow::Result<(Ended, Timeline)> {
         for note in &self.notes {
             audience.note(note)?;
         }
@@ -330,62 +351,6 @@ fn describe(header: &Header, target: Option<&Target>, files: usize) -> String {
     )
 }
 
-/// How far a trace's clock is from the common one, as the flows that both observed show it.
-fn clock_note(timeline: &Timeline, index: usize) -> Option<String> {
-    let (track, reference) = (timeline.tracks().get(index)?, timeline.reference()?);
-    let Compared::Known(distance) = timeline.compared(index)? else { return None };
-    let ahead_ns = distance.ahead_ns(track.header().started);
-    let direction = if ahead_ns < 0 { "behind" } else { "ahead of" };
-    let drift = match distance.drift_ppm() {
-        Some((ppm, within)) => format!("it drifts by {ppm:.1} ppm (±{within:.1})"),
-        None => "these do not show whether it drifts".to_owned(),
-    };
-    let contrary = match distance.contrary {
-        0 => String::new(),
-        contrary => format!("; {} that contradict them", count(contrary, "other flow")),
-    };
-    Some(format!(
-        "the clock of {} is {} {direction} that of {} (±{}), by {} that both observed{contrary}; {drift}; times are \
-         those of {}",
-        safe(track.name()),
-        apart(ahead_ns),
-        safe(reference.name()),
-        measured(Duration::from_nanos(distance.within_ns())),
-        count(distance.flows, "flow"),
-        safe(reference.name()),
-    ))
-}
-
-/// A distance of clocks, which is known to less than a second.
-fn apart(ns: i64) -> String {
-    let ns = ns.unsigned_abs();
-    let whole = length(Duration::from_secs(ns / 1_000_000_000));
-    match ns / 1_000_000_000 {
-        0 => measured(Duration::from_nanos(ns)),
-        1..1000 => format!("{:.3} s", Duration::from_nanos(ns).as_secs_f64()),
-        _ => whole,
-    }
-}
-
-/// A warning for each trace whose clock could not be compared.
-fn unaligned(timeline: &Timeline) -> Vec<String> {
-    let Some(reference) = timeline.reference() else { return Vec::new() };
-    let warning = |(index, track): (usize, &Track)| {
-        let why = match timeline.compared(index)? {
-            Compared::Known(_) => return None,
-            Compared::NoFlow => "no flow was observed by both",
-            Compared::OneWay => "the flows that both observed went one way only, without an answer",
-            Compared::Contrary => "the flows that both seem to have observed contradict each other",
-        };
-        Some(format!(
-            "the clock of {} cannot be compared with that of {}: {why}; its times are taken as they are",
-            safe(track.name()),
-            safe(reference.name())
-        ))
-    };
-    timeline.tracks().iter().enumerate().filter_map(warning).collect()
-}
-
 /// The warning if the recording covers less than the replay's target.
 fn narrowed(header: &Header, wanted: Option<&Target>) -> Option<String> {
     let recorded = header.target.as_deref()?;
@@ -393,82 +358,4 @@ fn narrowed(header: &Header, wanted: Option<&Target>) -> Option<String> {
     (wanted != recorded).then(|| {
         format!("the recording contains only flows of {}: flows of {wanted} may be missing", safe(recorded))
     })
-}
-
-/// The missing parts of a trace's files, in words. `is_cut`: the user wants no later flows.
-fn missing(track: &Track, is_cut: bool) -> Vec<String> {
-    let tape = track.tape();
-    let mut lacks: Vec<_> = tape.skipped().iter().map(|file| safe(&file.to_string()).into_owned()).collect();
-    let Some(player) = tape.player() else { return lacks };
-    let (damages, found) = tape.damage();
-    for (path, damage) in damages.iter().take(NAMED) {
-        let place = if tape.files() > 1 { format!("{}: ", path.display()) } else { String::new() };
-        lacks.push(format!("{}{}", safe(&place), damage_text(damage)));
-    }
-    if let Some(more) = found.checked_sub(NAMED as u64).filter(|more| *more > 0) {
-        lacks.push(count(more, "more damaged part"));
-    }
-    let uncovered = tape.uncovered();
-    for (from, to) in uncovered.iter().take(NAMED) {
-        let (from, to) = (from.to_the_millisecond(), to.to_the_millisecond());
-        lacks.push(format!("no file covers the time from {from} to {to}"));
-    }
-    if let Some(more) = uncovered.len().checked_sub(NAMED).filter(|more| *more > 0) {
-        lacks.push(count(more as u64, "more uncovered time"));
-    }
-    lacks.extend(others(player, tape.end().is_some() || is_cut));
-    lacks
-}
-
-/// The missing parts of one recording, in words.
-pub(super) fn lacks(player: &Player<File>, ended: bool) -> Vec<String> {
-    let (damages, found) = player.damage();
-    let mut lacks: Vec<_> = damages.iter().take(NAMED).map(damage_text).collect();
-    if let Some(more) = found.checked_sub(NAMED as u64).filter(|more| *more > 0) {
-        lacks.push(count(more, "more damaged part"));
-    }
-    lacks.extend(others(player, ended));
-    lacks
-}
-
-/// What is missing beside damaged parts.
-fn others(player: &Player<File>, ended: bool) -> Vec<String> {
-    let mut lacks = Vec::new();
-    let missing = player.missing();
-    if missing.beginning {
-        lacks.push("the cluster's objects from before it began are missing".to_owned());
-    }
-    if missing.items > 0 {
-        let why = missing.first_unreadable.as_deref().unwrap_or_default();
-        lacks.push(format!("{} could not be read: {}", count(missing.items, "item"), safe(why)));
-    }
-    if missing.undecodable > 0 {
-        lacks.push(format!("{} could not be decoded", count(missing.undecodable, "event")));
-    }
-    let dropped = missing.dropped;
-    if dropped.records > 0 || dropped.others > 0 {
-        lacks.push(format!(
-            "{} and {} from {} to {} could not be recorded: the disk was too slow",
-            count(dropped.records, "event"),
-            count(dropped.others, "other item"),
-            dropped.from.to_the_millisecond(),
-            dropped.to.to_the_millisecond()
-        ));
-    }
-    if !ended {
-        lacks.push(format!("it was cut off at {}", player.now().to_the_millisecond()));
-    }
-    lacks
-}
-
-fn damage_text(damage: &Damage) -> String {
-    let Damage { kind, offset, skipped, blocks } = damage;
-    let (what, skipped) = (kind.as_str(), count(*skipped, "byte"));
-    match (kind, blocks) {
-        (DamageKind::Truncated, _) => format!("at byte {offset}: {what} (the file has {skipped} of it)"),
-        (_, 0) => format!("at byte {offset}: {what} ({skipped} skipped)"),
-        (_, blocks) => {
-            format!("at byte {offset}: {what} ({skipped} skipped, {} lost)", count(*blocks, "block"))
-        }
-    }
 }

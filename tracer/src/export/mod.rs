@@ -1,10 +1,11 @@
-//! A recording as files for other programs: packets for Wireshark, tables for databases.
+//! Recordings as files for other programs: packets for Wireshark, tables for databases.
 //!
-//! Owns the formats and what of a recording goes into them. Judges nothing: the verdicts are those of a replay.
+//! Owns the formats and what of the recordings goes into them. Judges nothing: the verdicts are those of a replay.
 
 mod columns;
 pub(crate) mod packets;
 mod pcapng;
+mod sighted;
 mod tables;
 mod verdicts;
 

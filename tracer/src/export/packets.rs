@@ -1,26 +1,27 @@
-//! The packet heads of a recording as a pcapng file: each sighting of a packet, with a comment.
+//! The packet heads of recordings as a pcapng file: each sighting of a packet, with a comment.
 //!
 //! Owns the comments: what the hook observed, of which packet it is a further sighting, and the verdict on its flow.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     fmt::Write as _,
-    io::{self, Read, Seek, Write},
-    mem::offset_of,
+    io::{self, Write},
     time::Duration,
 };
 
-use tracer_ebpf::{Hook, PACKET_HEAD_BYTES, PacketRecord};
+use tracer_ebpf::{Hook, PACKET_HEAD_BYTES};
 
 use super::{
     Verdicts,
     pcapng::{Pcapng, RawPacket},
+    sighted::{SightedPacket, SightedPackets, packet_head},
 };
 use crate::{
+    incident::{Timeline, Track},
     net::Netns,
     pcap::{Head, Packet, head},
-    recording::{Header, Observed, Sightings},
-    sighting::{Fact, PacketFact, Sighting},
+    recording::{Header, Observed, UnusableFile},
+    sighting::{Fact, PacketFact},
     text::{count, list, safe},
     time::Timestamp,
 };
@@ -35,131 +36,162 @@ const SAME_PACKET: Duration = Duration::from_secs(1);
 /// Without an IP identification, only within this time.
 const SAME_CONTENT: Duration = Duration::from_millis(100);
 
-/// The records of a recording by kind.
+/// Why packets cannot be exported.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PacketsError {
+    #[error(transparent)]
+    Read(#[from] UnusableFile),
+    #[error(transparent)]
+    Write(#[from] io::Error),
+}
+
+/// The records of the recordings by kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Census {
-    pub(crate) packets: u64,
+    packets: u64,
     /// Packets of which no header was recorded.
-    pub(crate) headless: u64,
+    headless: u64,
     others: BTreeMap<&'static str, u64>,
 }
 
-/// Counts the records.
-pub(crate) fn census<R: Read + Seek>(sightings: &mut Sightings<R>) -> io::Result<Census> {
-    let mut census = Census::default();
-    while let Some(Observed { sighting, record }) = sightings.next_sighting()? {
-        let kind = match &sighting.fact {
+impl Census {
+    pub(super) fn add(&mut self, observed: &Observed<'_>) {
+        let kind = match &observed.sighting.fact {
             Fact::Packet(_) => {
-                let counter =
-                    if packet_head(record).is_some() { &mut census.packets } else { &mut census.headless };
-                *counter += 1;
-                continue;
+                let has_head = packet_head(observed.record).is_some();
+                *(if has_head { &mut self.packets } else { &mut self.headless }) += 1;
+                return;
             }
             Fact::Conntrack(_) => "conntrack event",
             Fact::Socket(_) => "socket event",
             Fact::Ipvs(_) => "IPVS event",
             Fact::TableFull { .. } => "event of a full conntrack table",
         };
-        *census.others.entry(kind).or_default() += 1;
+        *self.others.entry(kind).or_default() += 1;
     }
-    Ok(census)
 }
 
-/// Writes the packets; with `only_judged`, those of flows with a verdict. Returns their number.
-pub(crate) fn write<R: Read + Seek, W: Write>(
-    sightings: &mut Sightings<R>,
-    census: &Census,
+/// Writes the packets of all traces on one timeline; with `only_judged`, those of flows with a verdict. `notes` are sentences
+/// about the clocks. Returns the number of packets.
+pub(crate) fn write<W: Write>(
+    timeline: &Timeline,
     verdicts: &Verdicts,
     only_judged: bool,
+    notes: &[String],
     out: W,
-) -> io::Result<u64> {
-    let header = sightings.header().clone();
-    let system = format!("Linux {}", header.kernel_release);
+) -> Result<u64, PacketsError> {
+    let census = SightedPackets::of(timeline).census()?;
+    let headers: Vec<&Header> = timeline.tracks().iter().map(Track::header).collect();
+    let systems: BTreeSet<&str> = headers.iter().map(|header| header.kernel_release.as_str()).collect();
+    let system = format!("Linux {}", systems.into_iter().collect::<Vec<_>>().join(", "));
     let program = format!("viptrace {}", env!("CARGO_PKG_VERSION"));
-    let mut file = Pcapng::begin(out, &safe(&system), &program, &about(&header, census, verdicts))?;
-    let mut interfaces: HashMap<Netns, u32> = HashMap::new();
+    let about = about(&headers, &census, verdicts, notes);
+    let mut file = Pcapng::begin(out, &safe(&system), &program, &about)?;
+    let mut interfaces = Interfaces::of(&headers);
     let mut recent = Recents::default();
+    let mut packets = SightedPackets::of(timeline);
     let mut written = 0;
-    while let Some(Observed { sighting, record }) = sightings.next_sighting()? {
-        let Fact::Packet(fact) = &sighting.fact else { continue };
-        let Some((bytes, original_bytes)) = packet_head(record) else { continue };
-        let tuple = fact.ct.map(|ct| ct.orig).or(fact.tuple);
-        let verdict = tuple
-            .and_then(|tuple| verdicts.of(tuple, sighting.time))
-            .or_else(|| fact.tuple.and_then(|tuple| verdicts.of(tuple, sighting.time)));
+    while let Some(packet) = packets.next()? {
+        let Some(fact) = packet.fact() else { continue };
+        let verdict = verdict(verdicts, &packet, fact);
         if only_judged && verdict.is_none() {
             continue;
         }
-        let interface = match interfaces.get(&sighting.netns) {
-            Some(number) => *number,
-            None if interfaces.len() < MAX_INTERFACES => {
-                let (name, about) = names(&header, sighting.netns);
-                let number = file.interface(&name, &about, PACKET_HEAD_BYTES as u32)?;
-                interfaces.insert(sighting.netns, number);
-                number
-            }
-            None => MAX_INTERFACES as u32 - 1,
-        };
-        let parsed = head(&Packet { time: None, interface: 0, link: RAW, data: bytes }).ok();
-        let before = parsed.and_then(|parsed| recent.find(&sighting, fact.skb, &parsed));
-        let comment = comment(&sighting, fact, before, verdict);
-        let packet =
-            RawPacket { interface, time: sighting.time, head: bytes, original_bytes, comment: &comment };
-        let number = file.packet(&packet)?;
+        let interface = interfaces.of_packet(&mut file, &packet)?;
+        let parsed = head(&Packet { time: None, interface: 0, link: RAW, data: &packet.head }).ok();
+        let before = parsed.and_then(|parsed| recent.find(&packet, fact.skb, &parsed));
+        let verdict = verdict.map(|(text, track)| {
+            let elsewhere = headers.get(track).filter(|_| track != packet.track);
+            elsewhere.map_or_else(|| text.to_owned(), |header| format!("{text} (on {})", node(header)))
+        });
+        let comment = comment(&packet, fact, before, verdict);
+        let (time, bytes, original_bytes) = (packet.time, packet.head.as_slice(), packet.original_bytes);
+        let number =
+            file.packet(&RawPacket { interface, time, head: bytes, original_bytes, comment: &comment })?;
         written += 1;
         if let Some(head) = parsed {
-            recent.push(Recent {
-                number: before.unwrap_or(number),
-                skb: fact.skb,
-                time: sighting.time,
-                head,
-            });
+            let number = before.unwrap_or(number);
+            recent.push(Recent { number, track: packet.track, skb: fact.skb, time, head });
         }
     }
     file.finish()?;
     Ok(written)
 }
 
-/// The packet's bytes in a record, cut to the packet's own length, and that length; `None` if they are no IP header.
-fn packet_head(record: &[u8]) -> Option<(&[u8], u32)> {
-    let bytes = record.get(offset_of!(PacketRecord, packet_head)..)?.get(..PACKET_HEAD_BYTES)?;
-    let length = |at: usize| {
-        bytes.get(at..at + 2).map(|it| it.iter().fold(0, |sum, byte| sum << 8 | u32::from(*byte)))
-    };
-    let (least, whole) = match bytes.first()? >> 4 {
-        4 => (u32::from(bytes.first()? & 0xf) * 4, length(2)?),
-        6 => (40, length(4)?.saturating_add(40)),
-        _ => return None,
-    };
-    if least < 20 {
-        return None;
+/// The verdict on the packet's flow, and the trace that has it.
+fn verdict<'v>(
+    verdicts: &'v Verdicts,
+    packet: &SightedPacket,
+    fact: &PacketFact,
+) -> Option<(&'v str, usize)> {
+    let of = |tuple| verdicts.of(tuple, packet.time, packet.track);
+    let tuple = fact.ct.map(|ct| ct.orig).or(fact.tuple);
+    tuple.and_then(of).or_else(|| fact.tuple.and_then(of))
+}
+
+fn node(header: &Header) -> &str {
+    header.node_name.as_deref().unwrap_or("an unnamed node")
+}
+
+/// One interface for each network namespace of each node.
+struct Interfaces<'h> {
+    headers: &'h [&'h Header],
+    /// The first trace of the same node, for each trace.
+    nodes: Vec<usize>,
+    numbers: HashMap<(usize, Netns), u32>,
+}
+
+impl<'h> Interfaces<'h> {
+    fn of(headers: &'h [&'h Header]) -> Self {
+        let first = |header: &&Header| headers.iter().position(|first| first.node_name == header.node_name);
+        let nodes = headers.iter().map(|header| first(header).unwrap_or_default()).collect();
+        Self { headers, nodes, numbers: HashMap::new() }
     }
-    // A packet of segmentation offload has no length in its header.
-    let whole = if whole < least { bytes.len() as u32 } else { whole };
-    Some((bytes.get(..whole as usize).unwrap_or(bytes), whole))
+
+    /// The number of the packet's interface, which is described in the file before its first packet.
+    fn of_packet<W: Write>(&mut self, file: &mut Pcapng<W>, packet: &SightedPacket) -> io::Result<u32> {
+        let netns = packet.sighting.netns;
+        let node = self.nodes.get(packet.track).copied().unwrap_or_default();
+        if let Some(number) = self.numbers.get(&(node, netns)) {
+            return Ok(*number);
+        }
+        let header = self.headers.get(packet.track).filter(|_| self.numbers.len() < MAX_INTERFACES);
+        let Some(header) = header else { return Ok(MAX_INTERFACES as u32 - 1) };
+        let (name, about) = names(header, netns);
+        let number = file.interface(&name, &about, PACKET_HEAD_BYTES as u32)?;
+        self.numbers.insert((node, netns), number);
+        Ok(number)
+    }
 }
 
 /// The name and the description of the interface that stands for a namespace.
 fn names(header: &Header, netns: Netns) -> (String, String) {
-    let node = header.node_name.as_deref().unwrap_or("an unnamed node");
+    let node = node(header);
     let own = if header.node_netns == Some(netns) { ", the node's own" } else { "" };
     let name = match netns.0 {
-        0 => "netns-unknown".to_owned(),
-        inode => format!("netns-{inode}"),
+        0 => format!("{node}/netns-unknown"),
+        inode => format!("{node}/netns-{inode}"),
     };
-    (name, safe(&format!("network namespace {}{own}, on {node}", netns.0)).into_owned())
+    (safe(&name).into_owned(), safe(&format!("network namespace {}{own}, on {node}", netns.0)).into_owned())
 }
 
 /// The comment of the whole file.
-fn about(header: &Header, census: &Census, verdicts: &Verdicts) -> String {
-    let node = header.node_name.as_deref().unwrap_or("an unnamed node");
+fn about(headers: &[&Header], census: &Census, verdicts: &Verdicts, notes: &[String]) -> String {
+    let programs: BTreeSet<&str> = headers.iter().map(|header| header.viptrace.as_str()).collect();
+    let programs = programs.into_iter().collect::<Vec<_>>();
+    let traces = headers
+        .iter()
+        .map(|header| format!("on {} from {}", node(header), header.started.to_the_millisecond()));
     let mut text = format!(
-        "Recorded by viptrace {} on {node} from {}. Each packet is a sighting at one hook of the kernel: viptrace records \
-         packets that are dropped, refused, answered with a RST or invalid, RSTs and ICMP errors on their way, and of each at most \
-         its first {PACKET_HEAD_BYTES} bytes. Packets that pass in peace have no record.",
-        header.viptrace,
-        header.started.to_the_millisecond()
+        "Recorded by viptrace {} {}. Each packet is a sighting at one hook of the kernel: viptrace records packets that \
+         are dropped, refused, answered with a RST or invalid, RSTs and ICMP errors on their way, and of each at most its first \
+         {PACKET_HEAD_BYTES} bytes. Packets that pass in peace have no record.",
+        list(&programs),
+        list(&traces.collect::<Vec<_>>()),
     );
+    for note in notes {
+        let _ = write!(text, " Note: {note}.");
+    }
     // Writing to a String cannot fail.
     let others: Vec<String> = census.others.iter().map(|(kind, number)| count(*number, kind)).collect();
     if !others.is_empty() {
@@ -174,14 +206,17 @@ fn about(header: &Header, census: &Census, verdicts: &Verdicts) -> String {
     safe(&text).into_owned()
 }
 
-fn comment(sighting: &Sighting, fact: &PacketFact, before: Option<u64>, verdict: Option<&str>) -> String {
-    let mut parts = vec![format!("{}: {}", sighting.hook.symbol(), event(sighting.hook, fact))];
+fn comment(
+    packet: &SightedPacket,
+    fact: &PacketFact,
+    before: Option<u64>,
+    verdict: Option<String>,
+) -> String {
+    let hook = packet.sighting.hook;
+    let mut parts = vec![format!("{}: {}", hook.symbol(), event(hook, fact))];
     parts.extend(stage(fact).map(str::to_owned));
     parts.extend(before.map(|number| format!("the same packet as frame {number}")));
-    parts.push(match verdict {
-        Some(verdict) => verdict.to_owned(),
-        None => "no verdict: it belongs to no flow of a Service".to_owned(),
-    });
+    parts.push(verdict.unwrap_or_else(|| "no verdict: it belongs to no flow of a Service".to_owned()));
     safe(&parts.join("; ")).into_owned()
 }
 
@@ -243,6 +278,7 @@ struct Recents(VecDeque<Recent>);
 struct Recent {
     /// The number of the packet's first sighting.
     number: u64,
+    track: usize,
     skb: u64,
     time: Timestamp,
     head: Head,
@@ -256,14 +292,14 @@ impl Recents {
         self.0.push_back(recent);
     }
 
-    /// The number of the first sighting of the same packet: with the same content and identification, and without an
-    /// identification in the same `sk_buff`.
-    fn find(&self, sighting: &Sighting, skb: u64, head: &Head) -> Option<u64> {
+    /// The number of the first sighting of the same packet, on any node: with the same content and identification, and
+    /// without an identification in the same `sk_buff` of the same node.
+    fn find(&self, packet: &SightedPacket, skb: u64, head: &Head) -> Option<u64> {
         let is_same = |recent: &&Recent| {
-            let apart = sighting.time.max(recent.time).since(sighting.time.min(recent.time));
+            let apart = packet.time.max(recent.time).since(packet.time.min(recent.time));
             let is_one = match (recent.head.ip_id, head.ip_id) {
                 (Some(a), Some(b)) => a == b && apart <= SAME_PACKET,
-                (None, None) => recent.skb == skb && apart <= SAME_CONTENT,
+                (None, None) => recent.track == packet.track && recent.skb == skb && apart <= SAME_CONTENT,
                 _ => false,
             };
             is_one && recent.head.content == head.content && recent.head.tuple.protocol == head.tuple.protocol

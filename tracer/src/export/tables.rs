@@ -1,13 +1,14 @@
-//! The tables of a recording: its flows with their verdicts, and the changes in the cluster and on the node.
+//! The tables of recordings: their flows with their verdicts, and the changes in the cluster and on the node.
 //!
 //! Owns the columns, which docs/records.md describes. A column keeps its name and type; new ones are added at the end.
 
-use std::{fs::File, io, net::SocketAddr};
+use std::{collections::BTreeSet, fs::File, io, net::SocketAddr};
 
 use serde::Serialize;
 
 use super::columns::{Row, Table, Value};
 use crate::{
+    incident::{Timeline, Track},
     recording::Header,
     session::{Judged, ListedChange},
     verdict::Evidence,
@@ -81,11 +82,10 @@ const CHANGES: &str = "message changes {
     optional binary node (STRING);
 }";
 
-/// The two tables of one recording.
+/// The two tables of an export.
 pub(crate) struct Tables {
     flows: Table,
     changes: Table,
-    node: Option<String>,
 }
 
 /// The rows that were written.
@@ -96,25 +96,31 @@ pub(crate) struct Rows {
 }
 
 impl Tables {
-    pub(crate) fn create(flows: File, changes: File, header: &Header) -> io::Result<Self> {
+    pub(crate) fn create(flows: File, changes: File, timeline: &Timeline) -> io::Result<Self> {
+        let of_each = |fact: fn(&Header) -> Option<&str>| {
+            let all = timeline.tracks().iter().filter_map(|track| fact(track.header()));
+            all.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(", ")
+        };
+        let started = timeline.tracks().iter().enumerate();
+        let started = started.map(|(index, track)| timeline.common(index, track.header().started)).min();
         let facts = || {
             vec![
-                ("viptrace.recorded_by", header.viptrace.clone()),
-                ("viptrace.kernel_release", header.kernel_release.clone()),
-                ("viptrace.node", header.node_name.clone().unwrap_or_default()),
-                ("viptrace.target", header.target.clone().unwrap_or_default()),
-                ("viptrace.started", header.started.to_the_millisecond()),
+                ("viptrace.recorded_by", of_each(|header| Some(&header.viptrace))),
+                ("viptrace.kernel_release", of_each(|header| Some(&header.kernel_release))),
+                ("viptrace.node", of_each(|header| header.node_name.as_deref())),
+                ("viptrace.target", of_each(|header| header.target.as_deref())),
+                ("viptrace.started", started.unwrap_or_default().to_the_millisecond()),
+                ("viptrace.clock", timeline.reference().map_or("", Track::name).to_owned()),
             ]
         };
         Ok(Self {
             flows: Table::create(flows, FLOWS, facts())?,
             changes: Table::create(changes, CHANGES, facts())?,
-            node: header.node_name.clone(),
         })
     }
 
-    /// Adds a flow's verdict.
-    pub(crate) fn flow(&mut self, judged: &Judged) -> io::Result<()> {
+    /// Adds a flow's verdict, as it was given on this node.
+    pub(crate) fn flow(&mut self, judged: &Judged, node: Option<&str>) -> io::Result<()> {
         let verdict = &judged.verdict;
         let (flow, service) = (&verdict.flow, verdict.service.as_ref());
         self.flows.row(|row| {
@@ -135,7 +141,7 @@ impl Tables {
             address(row, flow.endpoint)?;
             row.maybe(flow.client_pod.as_deref().map(Value::Text))?;
             row.maybe(flow.endpoint_pod.as_deref().map(Value::Text))?;
-            row.maybe(flow.node.as_deref().map(Value::Text))?;
+            row.maybe(flow.node.as_deref().or(node).map(Value::Text))?;
             row.put(Value::Time(flow.started))?;
             row.maybe(judged.connect_time.map(|time| Value::Double(time.as_secs_f64())))?;
             row.put(Value::Bool(judged.before.is_some()))?;
@@ -151,8 +157,8 @@ impl Tables {
         })
     }
 
-    /// Adds a change.
-    pub(crate) fn change(&mut self, change: &ListedChange) -> io::Result<()> {
+    /// Adds a change, as it was noticed on this node.
+    pub(crate) fn change(&mut self, change: &ListedChange, node: Option<&str>) -> io::Result<()> {
         let (kind, object) = match change.subject.split_once(' ') {
             Some((kind @ ("Service" | "Pod" | "Node"), object)) => (kind, Some(object)),
             _ => (change.subject.as_str(), None),
@@ -161,7 +167,6 @@ impl Tables {
             Some((namespace, name)) => (Some(namespace), Some(name)),
             None => (None, object),
         };
-        let node = self.node.as_deref();
         self.changes.row(|row| {
             row.put(Value::Time(change.time))?;
             row.maybe(change.after.map(Value::Time))?;

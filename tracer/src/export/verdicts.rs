@@ -1,4 +1,4 @@
-//! The verdicts of a recording by the tuples of their flows, for the sightings of those flows.
+//! The verdicts of recordings by the tuples of their flows, for the sightings of those flows.
 //!
 //! Owns only short texts of the verdicts, in a bounded number. The replay judges.
 
@@ -29,13 +29,14 @@ pub(crate) struct Verdicts {
 
 #[derive(Debug)]
 struct Kept {
+    track: usize,
     started: Timestamp,
     text: String,
 }
 
 impl Verdicts {
-    /// Keeps the class and root cause of a verdict, under the tuples to the VIP and to the endpoint.
-    pub(crate) fn add(&mut self, verdict: &Verdict) {
+    /// Keeps the class and root cause of a verdict of this trace, under the tuples to the VIP and to the endpoint.
+    pub(crate) fn add(&mut self, verdict: &Verdict, track: usize) {
         let flow = &verdict.flow;
         let protocol = match &*flow.protocol {
             "TCP" => Protocol::TCP,
@@ -47,23 +48,27 @@ impl Verdicts {
             let key = canonical(Tuple::new(protocol, flow.client, to));
             let of_tuple = self.by_tuple.entry(key).or_default();
             // A later verdict on the same flow holds.
-            if let Some(kept) = of_tuple.iter_mut().find(|kept| kept.started == flow.started) {
+            let is_same = |kept: &&mut Kept| kept.track == track && kept.started == flow.started;
+            if let Some(kept) = of_tuple.iter_mut().find(is_same) {
                 kept.text = text(verdict);
             } else if self.kept < MAX_FLOWS && of_tuple.len() < MAX_OF_ONE {
                 self.kept += 1;
-                of_tuple.push(Kept { started: flow.started, text: text(verdict) });
+                of_tuple.push(Kept { track, started: flow.started, text: text(verdict) });
             } else {
                 self.left_out += 1;
             }
         }
     }
 
-    /// The verdict on the flow to which an event of this tuple and time belongs.
-    pub(crate) fn of(&self, tuple: Tuple, time: Timestamp) -> Option<&str> {
+    /// The verdict on the flow to which an event of this tuple, time and trace belongs, and the trace that has it: another
+    /// one only if this one has none.
+    pub(crate) fn of(&self, tuple: Tuple, time: Timestamp, track: usize) -> Option<(&str, usize)> {
         let of_tuple = self.by_tuple.get(&canonical(tuple))?;
-        let before = of_tuple.iter().filter(|kept| kept.started <= time).max_by_key(|kept| kept.started);
-        let found = before.or_else(|| of_tuple.iter().min_by_key(|kept| kept.started));
-        found.map(|kept| kept.text.as_str())
+        let is_own = of_tuple.iter().any(|kept| kept.track == track);
+        let of_trace = || of_tuple.iter().filter(|kept| !is_own || kept.track == track);
+        let before = of_trace().filter(|kept| kept.started <= time).max_by_key(|kept| kept.started);
+        let found = before.or_else(|| of_trace().min_by_key(|kept| kept.started));
+        found.map(|kept| (kept.text.as_str(), kept.track))
     }
 
     /// The flows that had no room.

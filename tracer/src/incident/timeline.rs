@@ -8,7 +8,7 @@ use std::{num::NonZero, path::PathBuf, thread};
 
 use super::clock::{Alignment, Compared, Seen};
 use crate::{
-    recording::{Header, Tape, Tapes, UnusableFile},
+    recording::{Header, Observed, Tape, Tapes, UnusableFile},
     session::{Detail, Judgements},
     time::Timestamp,
 };
@@ -18,8 +18,9 @@ use crate::{
 pub struct Timeline {
     tracks: Vec<Track>,
     alignment: Alignment,
-    /// Files that could not be used, and the number of other files in the folders.
+    /// The first files that could not be used, the number of further ones, and that of other files in the folders.
     pub skipped: Vec<UnusableFile>,
+    pub skipped_more: u64,
     pub others: u64,
     skip_until: Option<Timestamp>,
 }
@@ -65,7 +66,7 @@ impl Track {
 impl Timeline {
     /// Finds the traces and, if there are several, compares their clocks: that reads every file once.
     pub fn open(paths: &[PathBuf]) -> Result<Self, UnusableFile> {
-        let Tapes { tapes, skipped, others } = Tapes::find(paths, Detail::All)?;
+        let Tapes { tapes, skipped, skipped_more, others } = Tapes::find(paths, Detail::All)?;
         let clocks = clocks(&tapes);
         let is_single = tapes.len() == 1;
         let alignment = if is_single {
@@ -78,7 +79,7 @@ impl Timeline {
         let tracks = tapes.into_iter().zip(names).zip(clocks).map(|((tape, name), (clock, shift_ns))| {
             Track { tape, name, clock, shift_ns, next: None, is_over: false }
         });
-        Ok(Self { tracks: tracks.collect(), alignment, skipped, others, skip_until: None })
+        Ok(Self { tracks: tracks.collect(), alignment, skipped, skipped_more, others, skip_until: None })
     }
 
     pub fn tracks(&self) -> &[Track] {
@@ -103,6 +104,11 @@ impl Timeline {
             Some(track) if self.tracks.len() > 1 => common(&self.alignment, track, time),
             Some(_) | None => time,
         }
+    }
+
+    /// The time at which a sighting of this trace is shown: on the common clock, or of a single trace by its wall clock.
+    pub fn shown(&self, track: usize, observed: &Observed<'_>) -> Timestamp {
+        if self.tracks.len() > 1 { self.common(track, observed.sighting.time) } else { observed.unix }
     }
 
     /// The latest end of the traces on the common clock, before they are played. Without intact last blocks, a trace's

@@ -235,8 +235,8 @@ fn read(
     let mut sightings = Sightings::open(file).map_err(|error| UnusableFile::open(path, &error))?;
     let (from, to) = (verdict.flow.started.saturating_sub(AROUND), verdict.time.saturating_add(AROUND));
     while let Some(observed) = sightings.next_sighting().map_err(|error| UnusableFile::io(path, &error))? {
+        let time = timeline.shown(index, &observed);
         let sighting = observed.sighting;
-        let time = timeline.common(index, sighting.time);
         if time < from || time > to {
             continue;
         }

@@ -93,8 +93,8 @@ impl Recorded {
             lost_events: 0,
             is_sampled: false,
         };
-        while let Some(Observed { sighting, .. }) = sightings.next_sighting()? {
-            source.ended = source.ended.max(sighting.time);
+        while let Some(Observed { sighting, unix, .. }) = sightings.next_sighting()? {
+            source.ended = source.ended.max(unix);
             let ct = match &sighting.fact {
                 Fact::Conntrack(fact) => {
                     source.is_sampled |= fact.note.handed_over.is_some();
@@ -103,13 +103,13 @@ impl Recorded {
                 Fact::Packet(fact) => fact.ct,
                 Fact::Ipvs(fact) => {
                     let after = Tuple { dst: fact.destination.into(), ..fact.tuple };
-                    self.translate(sighting.time, after, fact.tuple, tuples);
+                    self.translate(unix, after, fact.tuple, tuples);
                     None
                 }
                 Fact::Socket(_) | Fact::TableFull { .. } => None,
             };
             if let Some(ct) = ct {
-                self.add_entry(sighting.time, &ct, tuples);
+                self.add_entry(unix, &ct, tuples);
             }
         }
         self.recordings.push(source);

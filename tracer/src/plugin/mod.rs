@@ -7,8 +7,10 @@
 pub(crate) mod client_pod;
 pub(crate) mod guard;
 pub(crate) mod nodes;
+mod output;
 pub(crate) mod permissions;
 pub(crate) mod pod;
 pub(crate) mod relay;
+pub(crate) mod segments;
 pub(crate) mod visit;
 pub(crate) mod wire;

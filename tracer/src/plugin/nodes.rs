@@ -7,7 +7,10 @@ use std::{
 
 use super::pod::{MANAGED_BY, NAME};
 use crate::{
-    cluster::{History, Key, model::Pod},
+    cluster::{
+        History, Key,
+        model::{Phase, Pod},
+    },
     text::list,
     time::Timestamp,
 };
@@ -102,18 +105,31 @@ fn ready(history: &History, mut choice: Choice) -> Choice {
 
 /// The ready agent on each node that has one.
 pub(crate) fn agents(history: &History) -> BTreeMap<String, Key> {
+    by_node(agent_pods(history).filter(|pod| pod.ready))
+}
+
+/// The agent on each node that has one, whether it is ready or not: it keeps its recordings all the same.
+pub(crate) fn running_agents(history: &History) -> BTreeMap<String, Key> {
+    let mut agents = by_node(agent_pods(history).filter(|pod| pod.phase == Phase::Running));
+    agents.extend(self::agents(history));
+    agents
+}
+
+fn agent_pods(history: &History) -> impl Iterator<Item = &Arc<Pod>> {
     let is_agent = |pod: &&Arc<Pod>| {
-        pod.ready
-            && pod.deletion.is_none()
+        pod.deletion.is_none()
             && pod.labels.get(NAME.0) == Some(NAME.1)
             && pod.labels.get(MANAGED_BY.0) != Some(MANAGED_BY.1)
     };
-    let agents = history.pods().filter(is_agent);
-    agents.filter_map(|pod| Some((pod.node.as_deref()?.to_owned(), pod.key.clone()))).collect()
+    history.pods().filter(is_agent)
+}
+
+fn by_node<'a>(pods: impl Iterator<Item = &'a Arc<Pod>>) -> BTreeMap<String, Key> {
+    pods.filter_map(|pod| Some((pod.node.as_deref()?.to_owned(), pod.key.clone()))).collect()
 }
 
 /// The nodes of a Service's endpoints.
-fn endpoint_nodes(history: &History, service: &Key, now: Timestamp) -> BTreeSet<String> {
+pub(crate) fn endpoint_nodes(history: &History, service: &Key, now: Timestamp) -> BTreeSet<String> {
     let Some(found) = history.service(service, now) else { return BTreeSet::new() };
     let states = found.ports.iter().flat_map(|port| history.endpoints(service, port, now));
     states.filter_map(|state| state.node.map(str::to_owned)).collect()
@@ -228,6 +244,8 @@ mod tests {
         put(&mut history, Kind::Pod, &pod("viptrace-x2", "n02", "", "False"));
         put(&mut history, Kind::Pod, &pod("viptrace-1-0", "n03", MANAGED_BY.1, "True"));
         assert_eq!(agents(&history), [("n01".to_owned(), Key::new("viptrace", "viptrace-x1"))].into());
+        let running: Vec<String> = running_agents(&history).into_keys().collect();
+        assert_eq!(running, ["n01", "n02"], "one that is not ready has its recordings");
     }
 
     #[test]

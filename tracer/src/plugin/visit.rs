@@ -23,6 +23,7 @@ use tokio::{
 };
 
 use super::{
+    output::Output,
     pod::{self, CONTAINER, PROGRAM, PodOptions},
     wire::{self, Answer, Order, Request, Task, VERSION},
 };
@@ -40,11 +41,11 @@ const POLL: Duration = Duration::from_millis(300);
 /// A Pod whose image could not be pulled for this long is given up; the first failure may pass.
 const PULLING: Duration = Duration::from_secs(10);
 /// A node that sends nothing for this long is given up. A trace sends its status each second.
-const SILENCE: Duration = Duration::from_secs(30);
+pub(super) const SILENCE: Duration = Duration::from_secs(30);
 /// The messages that wait for one node.
 const QUEUE: usize = 8192;
 /// The size of the buffers of a connection, bytes.
-const BUFFER: usize = 1 << 20;
+pub(super) const BUFFER: usize = 1 << 20;
 /// The end of a command's standard error that is kept, bytes.
 const ERROR_TAIL: usize = 4096;
 
@@ -337,7 +338,7 @@ impl Command {
             .max_stdout_buf_size(BUFFER);
         let mut process = within(pods.exec(pod, words.iter().copied(), &params)).await?;
         let pod = pod.to_owned();
-        let (Some(output), Some(error)) = (process.stdout(), process.stderr()) else {
+        let (Some(output), Some(error)) = (Output::take(&mut process), process.stderr()) else {
             return Err(VisitError::Broken { pod, why: String::new() });
         };
         Ok(Self { pod, lines: Box::new(wire::lines(output)), error: tokio::spawn(tail(error)), process })
@@ -374,7 +375,7 @@ impl AgentStream {
 }
 
 /// The end of what a command wrote to standard error.
-async fn tail(mut from: impl AsyncRead + Unpin) -> String {
+pub(super) async fn tail(mut from: impl AsyncRead + Unpin) -> String {
     let mut kept = Vec::new();
     let mut chunk = [0; 1024];
     while let Ok(read @ 1..) = from.read(&mut chunk).await {

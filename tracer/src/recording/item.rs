@@ -262,6 +262,23 @@ impl Assembler {
 
     /// Removes the next item from `items`. After an error the rest of `items` is readable or empty.
     pub(super) fn next(&mut self, items: &mut &[u8]) -> Option<Result<Item, Unreadable>> {
+        self.next_of(items, Item::decode)
+    }
+
+    /// The next step of the wall clock in `items`. The other items are not decoded, and those before it are removed.
+    pub(super) fn next_wall_step(&mut self, items: &mut &[u8]) -> Option<Result<WallStep, Unreadable>> {
+        self.next_of(items, |kind, body| match kind {
+            WALL_CLOCK => parsed(kind, body).map(Some),
+            _ => Ok(None),
+        })
+    }
+
+    /// The next item of which `decode` makes something.
+    fn next_of<T>(
+        &mut self,
+        items: &mut &[u8],
+        decode: impl Fn(u8, &[u8]) -> Result<Option<T>, Unreadable>,
+    ) -> Option<Result<T, Unreadable>> {
         while items.has_remaining() {
             let Some((kind, piece)) = piece(items) else {
                 *items = &[];
@@ -279,13 +296,13 @@ impl Assembler {
                         self.begun = Some((kind, body));
                         continue;
                     }
-                    Item::decode(kind, &body)
+                    decode(kind, &body)
                 }
                 _ if more => {
                     self.begun = Some((kind, piece.to_vec()));
                     continue;
                 }
-                _ => Item::decode(kind, piece),
+                _ => decode(kind, piece),
             };
             match decoded {
                 Ok(None) => self.unknown += 1,

@@ -10,9 +10,10 @@ use std::{
 
 use super::{
     header::Header,
+    item::Assembler,
     reader::{Block, OpenError, Reader},
 };
-use crate::{kernel::decode::Decoder, sighting::Sighting};
+use crate::{kernel::decode::Decoder, session::WallSteps, sighting::Sighting, time::Timestamp};
 
 /// A recording whose sightings are read in the order in which the trace received them.
 #[derive(Debug)]
@@ -22,6 +23,8 @@ pub struct Sightings<R> {
     decoder: Decoder,
     block: Block,
     next: usize,
+    assembler: Assembler,
+    wall_steps: WallSteps,
     undecodable: u64,
 }
 
@@ -29,6 +32,8 @@ pub struct Sightings<R> {
 #[derive(Debug)]
 pub struct Observed<'a> {
     pub sighting: Sighting,
+    /// Its time as the wall clock counted it then, with the steps that the recording noted.
+    pub unix: Timestamp,
     /// In the form of the kernel half.
     pub record: &'a [u8],
 }
@@ -38,7 +43,16 @@ impl<R: Read + Seek> Sightings<R> {
     pub fn open(file: R) -> Result<Self, OpenError> {
         let (reader, header) = Reader::open(file)?;
         let decoder = Decoder::new(Arc::new(header.layout()), header.clock_offset_ns);
-        Ok(Self { reader, header, decoder, block: Block::default(), next: 0, undecodable: 0 })
+        Ok(Self {
+            reader,
+            header,
+            decoder,
+            block: Block::default(),
+            next: 0,
+            assembler: Assembler::default(),
+            wall_steps: WallSteps::default(),
+            undecodable: 0,
+        })
     }
 
     pub fn header(&self) -> &Header {
@@ -59,14 +73,32 @@ impl<R: Read + Seek> Sightings<R> {
                     return Ok(None);
                 }
                 self.next = 0;
+                self.note_wall_steps();
                 continue;
             };
             self.next += 1;
             if let Ok(sighting) = self.decoder.decode(record) {
                 let record = self.block.records.get(index).unwrap_or_default();
-                return Ok(Some(Observed { sighting, record }));
+                let unix = self.wall_steps.unix(sighting.time);
+                return Ok(Some(Observed { sighting, unix, record }));
             }
             self.undecodable += 1;
+        }
+    }
+
+    /// Takes the steps of the wall clock in the block. Only the beginning of a recording says how far it was ahead before.
+    fn note_wall_steps(&mut self) {
+        if self.block.after_damage {
+            self.assembler.forget();
+        }
+        let mut items = self.block.items.as_slice();
+        while let Some(step) = self.assembler.next_wall_step(&mut items) {
+            // A replay names what cannot be read.
+            let Ok(step) = step else { continue };
+            if step.at <= self.header.started {
+                self.wall_steps.begin(step.ahead_ns);
+            }
+            self.wall_steps.add(step);
         }
     }
 }

@@ -26,6 +26,8 @@ use crate::{
 const MAX_DEPTH: usize = 4;
 /// The most files of one replay.
 const MAX_FILES: usize = 65_536;
+/// The extension of a file that is being written, and that a killed process may have left. Not found in folders.
+pub(crate) const PART: &str = "part";
 /// The most skipped files and uncovered times named; the others are counted.
 const MAX_NAMED: usize = 64;
 
@@ -60,8 +62,10 @@ impl UnusableFile {
 pub struct Tapes {
     /// By the time of their beginnings.
     pub tapes: Vec<Tape>,
-    /// Files that look like recordings and could not be used.
+    /// Files that look like recordings and could not be used: the first ones.
     pub skipped: Vec<UnusableFile>,
+    /// Further ones of these.
+    pub skipped_more: u64,
     /// Other files in the folders.
     pub others: u64,
 }
@@ -171,12 +175,18 @@ impl Tapes {
     fn skip(&mut self, file: UnusableFile) {
         if self.skipped.len() < MAX_NAMED {
             self.skipped.push(file);
+        } else {
+            self.skipped_more += 1;
         }
     }
 }
 
-/// Whether the file begins as a recording. A damaged beginning is found only if the file is named itself.
+/// Whether the file begins as a recording, and is not a part of one that is being fetched. A damaged beginning is found only
+/// if the file is named itself.
 fn is_recording(path: &Path) -> bool {
+    if path.extension().is_some_and(|end| end == PART) {
+        return false;
+    }
     let mut magic = [0; FILE_MAGIC.len()];
     File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && magic == FILE_MAGIC
 }
@@ -331,5 +341,22 @@ impl Tape {
             }
         }
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unusable_files_are_counted_and_parts_are_none() {
+        let folder = tempfile::tempdir().unwrap();
+        for number in 0..MAX_NAMED + 6 {
+            fs::write(folder.path().join(format!("{number}.viptrace")), FILE_MAGIC).unwrap();
+        }
+        fs::write(folder.path().join(format!("1.viptrace.{PART}")), FILE_MAGIC).unwrap();
+        let found = Tapes::find(&[folder.path().to_owned()], Detail::All).unwrap();
+        assert_eq!((found.skipped.len(), found.skipped_more, found.others), (MAX_NAMED, 6, 1));
+        assert!(found.tapes.is_empty());
     }
 }

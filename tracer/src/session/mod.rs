@@ -42,7 +42,7 @@ use suppressed::SuppressedEvents;
 use undecided::Undecided;
 use wall_clock::WallClock;
 
-pub(crate) use changes::{ListedChange, SavedChanges};
+pub(crate) use changes::{ChangeLister, ListedChange, SavedChanges};
 pub(crate) use connections::Attribution;
 pub use connections::{Connections, Pair};
 pub use crossing::{Crossing, Side};
@@ -53,6 +53,7 @@ pub(crate) use summary::Cause;
 pub use summary::{Counts, Ending, Summary};
 pub use unjudged::NotJudged;
 pub use wall_clock::WallStep;
+pub(crate) use wall_clock::WallSteps;
 
 /// The most flows that wait for a read of the node; beyond it the oldest is judged with the known facts.
 const MAX_WAITING: usize = 16_384;
@@ -380,18 +381,14 @@ impl Pipeline {
         self.changes.concerning(verdict, &self.cluster.history, self.settings.node_name.as_deref())
     }
 
-    /// The changes noted after the one with this number (0 for all), and the number of the last.
-    pub(crate) fn changes_after(&self, number: u64) -> (Vec<ListedChange>, u64) {
-        self.changes.noted_after(number)
-    }
-
     pub(crate) fn save_changes(&self) -> SavedChanges {
         self.changes.save()
     }
 
     /// Goes on from the changes that a recording begins with.
     pub(crate) fn restore_changes(&mut self, saved: SavedChanges) {
-        self.changes = Changes::restore(saved);
+        self.wall_clock.begin(saved.wall_ahead_ns());
+        self.changes.restore(saved);
     }
 
     /// Judges flows that are settled at `now`, by which time every earlier event has been observed: one step of bounded

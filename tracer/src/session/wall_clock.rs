@@ -3,7 +3,7 @@
 //! A trace lives on a clock that is never stepped. Owns the wall clock's distance from it as last measured, its steps,
 //! and the conversion of the times in a verdict: they follow the wall clock as it is when the verdict is returned.
 
-use std::time::Duration;
+use std::{collections::VecDeque, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +23,48 @@ pub struct WallStep {
     pub ahead_ns: i64,
 }
 
+/// The most distances kept, for the times of what is not a verdict.
+const MAX_DISTANCES: usize = 1024;
+
+/// The distance over time, as a recording notes it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct WallSteps {
+    /// That before the first step.
+    before_ns: i64,
+    steps: VecDeque<WallStep>,
+}
+
+impl WallSteps {
+    /// The distance at the beginning, if no step is known yet.
+    pub(crate) fn begin(&mut self, ahead_ns: i64) {
+        if self.steps.is_empty() {
+            self.before_ns = ahead_ns;
+        }
+    }
+
+    pub(crate) fn add(&mut self, step: WallStep) {
+        // A later segment of a recording repeats the distance at its beginning.
+        if self.steps.back().map_or(self.before_ns, |last| last.ahead_ns) == step.ahead_ns {
+            return;
+        }
+        if self.steps.len() >= MAX_DISTANCES
+            && let Some(oldest) = self.steps.pop_front()
+        {
+            self.before_ns = oldest.ahead_ns;
+        }
+        self.steps.push_back(step);
+    }
+
+    /// A time of the trace as the wall clock counted it then.
+    pub(crate) fn unix(&self, time: Timestamp) -> Timestamp {
+        if time == Timestamp::MIN || time == Timestamp::MAX {
+            return time;
+        }
+        let last = self.steps.iter().rev().find(|step| step.at <= time);
+        time.shifted(last.map_or(self.before_ns, |step| step.ahead_ns))
+    }
+}
+
 /// A step of this size in words, without the inaccuracy of its measurement.
 pub(super) fn in_words(size_ns: i64) -> String {
     const UNIT_MS: u64 = 100;
@@ -34,8 +76,10 @@ pub(super) fn in_words(size_ns: i64) -> String {
 #[derive(Debug, Default)]
 pub(super) struct WallClock {
     ahead_ns: i64,
-    /// The times of verdicts stay on the clock of the trace.
+    /// All times stay on the clock of the trace.
     is_ignored: bool,
+    /// For the times of changes.
+    distances: WallSteps,
     /// Each step with its size in nanoseconds.
     steps: Vec<(Timestamp, i64)>,
     more: u64,
@@ -48,6 +92,7 @@ impl WallClock {
     }
 
     pub(super) fn set(&mut self, WallStep { at, ahead_ns }: WallStep) {
+        self.distances.add(WallStep { at, ahead_ns });
         let size = ahead_ns.saturating_sub(self.ahead_ns);
         self.ahead_ns = ahead_ns;
         // A later segment of a recording repeats the distance at its beginning.
@@ -84,6 +129,16 @@ impl WallClock {
         time.shifted(self.ahead_ns)
     }
 
+    /// The recording begins with this distance.
+    pub(super) fn begin(&mut self, ahead_ns: i64) {
+        self.distances.begin(ahead_ns);
+    }
+
+    /// A time of the trace as the wall clock counted it then.
+    pub(super) fn unix_then(&self, time: Timestamp) -> Timestamp {
+        if self.is_ignored { time } else { self.distances.unix(time) }
+    }
+
     /// A line for each step.
     pub(super) fn lines(&self) -> impl Iterator<Item = String> {
         let step = |(at, size): &(Timestamp, i64)| {
@@ -95,5 +150,33 @@ impl WallClock {
         };
         let more = (self.more > 0).then(|| format!("the wall clock was set {} more times", self.more));
         self.steps.iter().map(step).chain(more)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_time_has_the_distance_of_then() {
+        let at = Timestamp::from_unix_secs;
+        let mut steps = WallSteps::default();
+        steps.begin(-1_000_000_000);
+        for (second, ahead_secs) in [(100, 20), (100, 20), (200, 5)] {
+            steps.add(WallStep { at: at(second), ahead_ns: ahead_secs * 1_000_000_000 });
+        }
+        steps.begin(7);
+        for (second, wall) in [(50, 49), (99, 98), (100, 120), (199, 219), (200, 205), (900, 905)] {
+            assert_eq!(steps.unix(at(second)), at(wall), "{second}");
+        }
+        assert_eq!(
+            (steps.unix(Timestamp::MIN), steps.unix(Timestamp::MAX)),
+            (Timestamp::MIN, Timestamp::MAX)
+        );
+        for second in 1000..5000 {
+            steps.add(WallStep { at: at(second), ahead_ns: second.cast_signed() });
+        }
+        assert_eq!(steps.steps.len(), MAX_DISTANCES);
+        assert_eq!(steps.unix(at(4999)), at(4999).shifted(4999));
     }
 }

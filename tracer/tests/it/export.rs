@@ -178,3 +178,123 @@ fn the_table_of_changes_has_each_change_once() {
     assert!(String::from_utf8_lossy(&again.stderr).contains("choose another folder"));
     assert_eq!(replay(&recording, &["-o", "parquet"]).status.code(), Some(2));
 }
+
+/// The recordings of the two nodes of one incident. The wall clock of the first was set forward by 20 s meanwhile.
+fn two_nodes() -> [PathBuf; 2] {
+    ["node1", "node2"].map(|node| fixture("../two-nodes").join(format!("{node}.viptrace")))
+}
+
+fn replay_both(arguments: &[&str]) -> Output {
+    let paths = two_nodes();
+    Command::new(env!("CARGO_BIN_EXE_viptrace")).arg("replay").args(paths).args(arguments).output().unwrap()
+}
+
+/// Each packet: the name of its interface, its time in nanoseconds, its comment.
+fn packets(bytes: &[u8]) -> Vec<(String, u64, String)> {
+    let (_, capture) = parse_pcapng(bytes).unwrap();
+    let (mut interfaces, mut packets) = (Vec::new(), Vec::new());
+    for block in capture.sections.into_iter().flat_map(|section| section.blocks) {
+        match block {
+            Block::InterfaceDescription(interface) => {
+                interfaces.push(text(&interface.options, OptionCode::IfName));
+            }
+            Block::EnhancedPacket(packet) => packets.push((
+                interfaces[packet.if_id as usize].clone(),
+                u64::from(packet.ts_high) << 32 | u64::from(packet.ts_low),
+                text(&packet.options, OptionCode::Comment),
+            )),
+            _ => {}
+        }
+    }
+    packets
+}
+
+#[test]
+fn packets_of_several_nodes_are_on_one_timeline() {
+    let output = replay_both(&["-o", "pcapng"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(4), "{said}");
+    let both = packets(&output.stdout);
+    let listing = listing(&output.stdout);
+    assert!(listing.lines().next().unwrap().contains("Note: the clock of node2 is"), "{listing}");
+    let count = |node: &str| both.iter().filter(|(name, ..)| name.starts_with(node)).count();
+    assert!(count("node1/netns-") > 0 && count("node2/netns-") > 0, "{listing}");
+    assert_eq!(count("node"), both.len());
+    let mut names: Vec<_> = listing.lines().filter(|line| line.starts_with("interface ")).collect();
+    let all = names.len();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), all);
+    let first = both.iter().position(|(name, ..)| name.starts_with("node2")).unwrap();
+    assert!(
+        both.iter().skip(first).any(|(name, ..)| name.starts_with("node1")),
+        "the nodes' packets do not alternate"
+    );
+    // A packet of node2 that belongs to a flow that node1 judged.
+    assert!(listing.contains("(on node1)"), "{listing}");
+}
+
+#[test]
+fn times_follow_the_steps_of_the_wall_clock() {
+    let [stepped, _] = two_nodes();
+    let output = replay(&stepped, &["-o", "pcapng"]);
+    let alone = packets(&output.stdout);
+    // On the common clock, which is node1's without its step.
+    let both = packets(&replay_both(&["-o", "pcapng"]).stdout);
+    let common: Vec<_> = both.iter().filter(|(name, ..)| name.starts_with("node1")).collect();
+    assert_eq!(alone.len(), common.len());
+    let steps: std::collections::BTreeSet<u64> =
+        alone.iter().zip(&common).map(|(own, common)| (own.1 - common.1) / 1_000_000_000).collect();
+    assert!(steps.contains(&0) && steps.iter().any(|step| (19..=20).contains(step)), "{steps:?}");
+
+    let folder = tempfile::tempdir().unwrap();
+    let times = |out: &str, export: &dyn Fn(&str) -> Output| {
+        let out = folder.path().join(out);
+        let output = export(out.to_str().unwrap());
+        assert!(output.status.code() == Some(4), "{}", String::from_utf8_lossy(&output.stderr));
+        let rows = rows(&out.join("changes.parquet")).into_iter();
+        let rows = rows.filter(|row| row.get_string(column(row, "node")).unwrap() == "node1");
+        let each = rows.map(|row| {
+            let time = row.get_timestamp_micros(column(&row, "time")).unwrap();
+            (row.get_string(column(&row, "text")).unwrap().clone(), time)
+        });
+        each.collect::<Vec<_>>()
+    };
+    let alone = times("alone", &|out| replay(&stepped, &["-o", "parquet", "--out", out]));
+    let common = times("common", &|out| replay_both(&["-o", "parquet", "--out", out]));
+    let at =
+        common.iter().position(|(text, _)| text.starts_with("the wall clock was set forward by 20")).unwrap();
+    let moved = |(own, common): (&(String, i64), &(String, i64))| {
+        assert_eq!(own.0, common.0);
+        (own.1 - common.1) / 1_000_000
+    };
+    let steps: Vec<i64> = alone.iter().zip(&common).map(moved).collect();
+    assert!(at > 0 && steps[at - 1] == 0 && steps[steps.len() - 1] >= 19, "{steps:?}");
+}
+
+#[test]
+fn tables_of_several_nodes_name_the_node_and_have_one_clock() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().to_str().unwrap();
+    let output = replay_both(&["-o", "parquet", "--out", out]);
+    assert_eq!(output.status.code(), Some(4), "{}", String::from_utf8_lossy(&output.stderr));
+    let records = String::from_utf8(replay_both(&["-o", "json", "--all"]).stdout).unwrap();
+    let flows = rows(&folder.path().join("flows.parquet"));
+    assert_eq!(flows.len(), records.lines().count());
+    let changes = rows(&folder.path().join("changes.parquet"));
+    for (row, record) in flows.iter().zip(records.lines()) {
+        let record: Value = serde_json::from_str(record).unwrap();
+        assert_eq!(row.get_string(column(row, "node")).unwrap(), record["flow"]["node"].as_str().unwrap());
+    }
+    // Both nodes noticed the same change of the API, on clocks that are 90 s apart.
+    let joined = |node: &str| {
+        let found = changes.iter().find(|row| {
+            row.get_string(column(row, "node")).unwrap() == node
+                && row.get_string(column(row, "text")).unwrap()
+                    == "endpoint 10.244.2.2 left Service lab-incident/web"
+        });
+        let row = found.unwrap_or_else(|| panic!("{node} has none"));
+        row.get_timestamp_micros(column(row, "time")).unwrap()
+    };
+    assert!((joined("node1") - joined("node2")).abs() < 5_000_000, "{} {}", joined("node1"), joined("node2"));
+}

@@ -15,6 +15,7 @@ fn short_and_long_help() {
         "agent",
         "agent stream",
         "replay",
+        "redact",
         "check",
         "path",
         "capture",

@@ -37,6 +37,7 @@ mod help;
 mod house;
 mod incident;
 mod ipvs_support;
+mod kubectl_collect;
 mod node_support;
 mod output;
 mod pages;

@@ -214,3 +214,94 @@ fn counts_of_a_damaged_recording_name_the_damage() {
         "{stderr}"
     );
 }
+
+/// What a replay says of each flow, without names and addresses.
+fn outline(place: &[&Path]) -> (Vec<String>, String) {
+    let paths = place.iter().map(|path| path.to_str().unwrap());
+    let replay = |format| {
+        let arguments: Vec<&str> =
+            ["replay"].into_iter().chain(paths.clone()).chain(["-o", format]).collect();
+        let output = viptrace(&arguments);
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (text(output.stdout), text(output.stderr))
+    };
+    let (records, said) = replay("json");
+    let facts = |line: &str| {
+        let record: serde_json::Value = serde_json::from_str(line).unwrap();
+        let changes = record["changes_around"].as_array().map_or(0, Vec::len);
+        format!(
+            "{} {} {} {} {} {changes}",
+            record["time"],
+            record["class"],
+            record["confidence"],
+            record["flow"]["started"],
+            record["lost_events"],
+        )
+    };
+    let clocks = said.lines().filter(|line| line.contains("the clock of"));
+    let clocks = clocks.map(|line| line.replace("node-1", "node1").replace("node-2", "node2") + "\n");
+    (records.lines().map(facts).collect(), clocks.collect())
+}
+
+#[test]
+fn recordings_that_are_redacted_together_are_one_incident() {
+    let folder = tempfile::tempdir().unwrap();
+    let fixtures = crate::recording_support::tests_folder().join("fixtures/two-nodes");
+    let nodes = ["node1", "node2"].map(|name| fixtures.join(format!("{name}.viptrace")));
+    let out = folder.path().join("public");
+    let noise = folder.path().join("noise");
+    fs::create_dir(&noise).unwrap();
+    fs::write(noise.join("notes.txt"), "no recording").unwrap();
+    let arguments = |out: &Path| {
+        let paths = [&nodes[0], &nodes[1], &noise, &"--out".into(), &out.to_path_buf()];
+        let words: Vec<String> = paths.map(|path| path.to_str().unwrap().to_owned()).into();
+        words
+    };
+    let redact = |out: &Path| {
+        let words = arguments(out);
+        let words: Vec<&str> = ["redact"].into_iter().chain(words.iter().map(String::as_str)).collect();
+        viptrace(&words)
+    };
+    let output = redact(&out);
+    let said =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(said.contains("2 files of 2 nodes") && said.contains("1 other file"), "{said}");
+    let files = ["node-1/00001.viptrace", "node-2/00001.viptrace"].map(|name| out.join(name));
+    assert!(files.iter().all(|file| file.is_file()), "{said}");
+
+    let (own, own_clocks) = outline(&[&nodes[0], &nodes[1]]);
+    let (copy, clocks) = outline(&[&out]);
+    assert_eq!(own, copy);
+    assert!(own_clocks.contains("ahead of") || own_clocks.contains("behind"), "{own_clocks}");
+    assert_eq!(own_clocks, clocks);
+    let story = |place: &[&Path]| {
+        let words = place.iter().map(|path| path.to_str().unwrap());
+        let words: Vec<&str> = ["replay"].into_iter().chain(words).chain(["-o", "story"]).collect();
+        let text = String::from_utf8(viptrace(&words).stdout).unwrap();
+        // The first words of each line; those of two lines are names.
+        let shape = |line: &str| {
+            let first = line.split_whitespace().next().unwrap_or_default();
+            let has_name = matches!(first, "clients" | "endpoints");
+            let words = line.split_whitespace().take(if has_name { 1 } else { 2 });
+            words.collect::<Vec<_>>().join(" ").replace("node-", "node")
+        };
+        text.lines().map(shape).collect::<Vec<_>>()
+    };
+    assert_eq!(story(&[&nodes[0], &nodes[1]]), story(&[&out]));
+
+    // A folder with files of another mapping is left alone.
+    let again = redact(&out);
+    let errors = String::from_utf8_lossy(&again.stderr).into_owned();
+    assert!(again.status.code() == Some(1) && errors.contains("is not empty"), "{errors}");
+
+    // What cannot be used is named, and the rest is written.
+    let mut bytes = fs::read(&nodes[0]).unwrap();
+    bytes.truncate(bytes.len() / 2);
+    fs::write(noise.join("cut.viptrace"), &bytes[..100]).unwrap();
+    let output = redact(&folder.path().join("other"));
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(4), "{errors}");
+    assert!(errors.contains("cannot redact") && errors.contains("cut.viptrace"), "{errors}");
+    assert!(folder.path().join("other/node-2/00001.viptrace").is_file());
+}

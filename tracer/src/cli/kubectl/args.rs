@@ -16,6 +16,7 @@ use crate::{
         pod::{IMAGE, PodOptions, Toleration},
     },
     report::Output,
+    time::when::When,
 };
 
 const EXIT_STATUS: &str = "Exit status:
@@ -61,6 +62,14 @@ const WHY_EXAMPLES: &str = "Examples:
   kubectl viptrace why shop/cart --probe-from pod/shop/web-0
                                                  from inside this client";
 
+const COLLECT_EXAMPLES: &str = "Examples:
+  kubectl viptrace collect incident                      the recordings of every node's agent
+  kubectl viptrace collect incident --service shop/cart --since 30m
+                                                         of the nodes of this Service's endpoints and clients
+  viptrace replay incident -o story                      what happened
+
+A segment that is in DIR already is not fetched again. Nothing is created in the cluster.";
+
 /// Finds the hop that broke a Kubernetes Service, from anywhere
 ///
 /// Runs viptrace on the nodes that matter, in Pods that it removes afterwards, and prints one merged result. It reads the
@@ -96,6 +105,8 @@ pub(crate) enum Verb {
     Check(Box<CheckArgs>),
     /// Save everything that a check reads in a folder for each node, for viptrace check --from
     Capture(Box<CaptureArgs>),
+    /// Fetch the recordings of the nodes' agents into a folder for each node, for viptrace replay
+    Collect(CollectArgs),
     /// Remove Pods that a crash left behind
     Cleanup(CleanupArgs),
     /// Judge a recording, on this machine
@@ -196,6 +207,21 @@ pub(crate) struct PodArgs {
     /// With `client`: print the Pods that would be created, as YAML or with -o json as JSON, and create nothing
     #[arg(long, value_name = "WHERE")]
     dry_run: Option<DryRun>,
+}
+
+impl Default for PodArgs {
+    /// Those of the command line, for what creates no Pod.
+    fn default() -> Self {
+        Self {
+            image: IMAGE.to_owned(),
+            image_pull_secret: Vec::new(),
+            pod_namespace: "kube-system".to_owned(),
+            toleration: Vec::new(),
+            pod_timeout: Duration::from_mins(1),
+            pod_deadline: Duration::from_hours(1),
+            dry_run: None,
+        }
+    }
 }
 
 impl PodArgs {
@@ -315,6 +341,28 @@ pub(crate) struct CaptureArgs {
     pub(crate) nodes: NodeChoice,
     #[command(flatten)]
     pub(crate) pods: PodArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = COLLECT_EXAMPLES, after_long_help = format!("{COLLECT_EXAMPLES}\n\n{EXIT_STATUS}"))]
+pub(crate) struct CollectArgs {
+    /// The folder: each node gets one of its own in it
+    #[arg(value_name = "DIR")]
+    pub(crate) folder: PathBuf,
+    /// Only of this node; can be repeated [default: every node with an agent]
+    #[arg(long, value_name = "NAME", conflicts_with = "service")]
+    pub(crate) node: Vec<String>,
+    /// Only of the nodes that run endpoints of this Service, or clients that connected to it: NAMESPACE/SERVICE, svc/NAME or
+    /// deploy/NAME
+    #[arg(long, value_name = "SERVICE")]
+    pub(crate) service: Option<String>,
+    /// Only segments that were written since then: 2026-01-02T10:00:00Z, "2026-01-02 10:00" or 10:00:30 in UTC, or 15m for so
+    /// long ago
+    #[arg(long, value_name = "TIME", value_parser = When::parse)]
+    pub(crate) since: Option<When>,
+    /// Only segments that began until then; TIME as for --since
+    #[arg(long, value_name = "TIME", value_parser = When::parse)]
+    pub(crate) until: Option<When>,
 }
 
 #[derive(Debug, Args)]

@@ -59,7 +59,7 @@ fn wanted<'w>(before: &'w [String], last: &str) -> Wanted<'w> {
     match before.last().map(String::as_str) {
         Some("-n" | "--namespace" | "--pod-namespace") => return Wanted::Namespaces,
         Some("--node") => return Wanted::Nodes,
-        Some("--client") => return Wanted::Targets,
+        Some("--client" | "--service") => return Wanted::Targets,
         _ => {}
     }
     let verb = before.iter().find(|word| verbs().contains(word));

@@ -5,6 +5,7 @@
 pub mod args;
 mod capture;
 mod check;
+mod collect;
 mod complete;
 mod target;
 mod trace;
@@ -79,6 +80,7 @@ pub(super) fn run(args: Vec<OsString>) -> ExitCode {
         }
         Verb::Check(args) => block_on(check::run(&args, &plugin.server, printer, &progress)),
         Verb::Capture(args) => block_on(capture::run(&args, &plugin.server, printer, &progress)),
+        Verb::Collect(args) => block_on(collect::run(&args, &plugin.server, printer, &progress)),
         Verb::Cleanup(args) => block_on(cleanup(&args, &plugin.server, printer)),
     };
     cli::end(result, &plugin.global)
@@ -101,6 +103,8 @@ enum Follows {
     Visits,
     /// The nodes decide whether Pods are needed, and which permissions.
     VisitsOrAgents,
+    /// Only agents are read.
+    Agents,
 }
 
 /// Nodes with the Pods that run there, or why there is none.
@@ -152,6 +156,7 @@ impl Session {
             _ if pods.is_dry_run() => {}
             Follows::Visits => session.permitted(printer).await?,
             Follows::VisitsOrAgents => session.readable(printer).await?,
+            Follows::Agents => session.require(permissions::to_read(), printer).await?,
         }
         let mut stop = Stop::listen()?;
         let objects = unless_stopped(&mut stop, Objects::open(&session, progress)).await?;

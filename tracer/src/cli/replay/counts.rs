@@ -4,7 +4,10 @@ use std::{fs::File, path::Path};
 
 use anyhow::Context as _;
 
-use super::{NAMED, damage_text, nothing_in};
+use super::{
+    lacks::{damaged_parts, unusable},
+    nothing_in,
+};
 use crate::{
     cli::{Outcome, ResultExt as _, args::ReplayOptions, selection::Selection, target::Target},
     recording::{EventCounter, EventCounts, Lacks, Tape, Tapes},
@@ -17,11 +20,11 @@ use crate::{
 /// Counts the events of all files, and prints them.
 pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
     let service = service(&options.selection)?;
-    let Tapes { tapes, skipped, .. } = Tapes::find(&options.files, Detail::Faults)?;
+    let Tapes { tapes, skipped, skipped_more, .. } = Tapes::find(&options.files, Detail::Faults)?;
     if tapes.is_empty() {
         return Err(nothing_in(&skipped, &options.files));
     }
-    let mut lacks: Vec<String> = skipped.iter().map(ToString::to_string).collect();
+    let mut lacks = unusable(&skipped, skipped_more);
     let mut counts = EventCounts::default();
     for tape in &tapes {
         count_tape(tape, &options.selection, &mut counts, &mut lacks);
@@ -83,13 +86,10 @@ fn count_tape(tape: &Tape, selection: &Selection, counts: &mut EventCounts, lack
 
 /// What is missing in one file.
 fn in_words(path: &Path, found: &Lacks) -> Vec<String> {
-    let (damages, number) = &found.damage;
+    let (first, all) = &found.damage;
     let place = path.display();
-    let mut lacks: Vec<_> =
-        damages.iter().take(NAMED).map(|damage| format!("{place}: {}", damage_text(damage))).collect();
-    if let Some(more) = number.checked_sub(NAMED as u64).filter(|more| *more > 0) {
-        lacks.push(format!("{place}: {}", count(more, "more damaged part")));
-    }
+    let parts = damaged_parts(first, *all);
+    let mut lacks: Vec<_> = parts.into_iter().map(|part| format!("{place}: {part}")).collect();
     if found.unreadable_items > 0 {
         lacks.push(format!("{place}: {} could not be read", count(found.unreadable_items, "item")));
     }

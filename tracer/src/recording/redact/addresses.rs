@@ -39,7 +39,7 @@ const SOLICITED: (u128, u32) = (0xff02_0000_0000_0000_0000_0001_ff00_0000, 104);
 /// The most addresses kept with their replacement; they are computed again after that.
 const MAX_KNOWN: usize = 1 << 16;
 
-/// The mapping of one redacted recording.
+/// The mapping of the recordings that are redacted together.
 #[derive(Debug, Default)]
 pub(super) struct Addresses {
     key: RandomState,

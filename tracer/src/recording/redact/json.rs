@@ -175,7 +175,10 @@ impl Names {
                 }
                 (Some("mtus"), value) => {
                     let interface = self.interface(field);
+                    // A reading with its time, in the changes.
+                    path.push("mtu");
                     let value = self.at(path, value);
+                    path.pop();
                     others.insert(interface, value);
                 }
                 _ => {

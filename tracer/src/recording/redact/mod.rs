@@ -45,10 +45,6 @@ use names::Sort;
 pub(crate) struct Redacted {
     /// The file's size, and the number of the kernel's records in it.
     pub(crate) finished: Finished,
-    /// How many names of each sort were replaced.
-    pub(crate) names: Vec<(Sort, usize)>,
-    /// The number of replaced addresses.
-    pub(crate) addresses: u64,
     /// Items of kinds that this viptrace does not know.
     pub(crate) unknown: u64,
     /// Items that could not be read, or not after the replacement.
@@ -57,6 +53,39 @@ pub(crate) struct Redacted {
     pub(crate) undecodable: u64,
     /// Damaged parts of the file.
     pub(crate) damaged: u64,
+}
+
+impl Redacted {
+    /// Adds the contents of another copy.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.finished.records += other.finished.records;
+        self.finished.bytes += other.finished.bytes;
+        self.unknown += other.unknown;
+        self.unreadable += other.unreadable;
+        self.undecodable += other.undecodable;
+        self.damaged += other.damaged;
+    }
+}
+
+/// What stands for each name and address. Recordings that are redacted with the same substitutes still belong together.
+#[derive(Debug, Default)]
+pub(crate) struct Substitutes(Names);
+
+impl Substitutes {
+    /// The name that stands for a node's.
+    pub(crate) fn node(&mut self, name: &str) -> String {
+        self.0.of(Sort::Node, name)
+    }
+
+    /// How many names of each sort were replaced so far.
+    pub(crate) fn names(&self) -> impl Iterator<Item = (Sort, usize)> {
+        self.0.counts()
+    }
+
+    /// The number of replaced addresses so far.
+    pub(crate) fn addresses(&self) -> u64 {
+        self.0.addresses.replaced
+    }
 }
 
 /// Why a recording could not be redacted.
@@ -85,13 +114,16 @@ impl<R: Read + Seek> Redaction<R> {
     }
 
     /// Writes the copy into an empty file.
-    pub(crate) fn write(mut self, to: File) -> Result<Redacted, RedactError> {
-        let mut names = Names::default();
+    pub(crate) fn write(
+        mut self,
+        to: File,
+        Substitutes(names): &mut Substitutes,
+    ) -> Result<Redacted, RedactError> {
         let layout = Arc::new(self.header.layout());
         let mask = Mask::new(&layout);
         let (rewriter, mut decoder) =
             (Rewriter::new(&layout), Decoder::new(layout, self.header.clock_offset_ns));
-        let header = redacted_header(&self.header, &mut names);
+        let header = redacted_header(&self.header, names);
         let json = serde_json::to_vec(&header).map_err(|error| RedactError::Write(error.into()))?;
         let mut blocks = Blocks::begin(to, json, header.started, mask.clone(), Addresses::default())
             .map_err(RedactError::Write)?;
@@ -117,7 +149,7 @@ impl<R: Read + Seek> Redaction<R> {
                                 undecodable += 1;
                                 continue;
                             }
-                            rewriter.apply(&mut record, &mut names);
+                            rewriter.apply(&mut record, names);
                             batch.push(&record);
                         }
                         next += count as usize;
@@ -129,7 +161,7 @@ impl<R: Read + Seek> Redaction<R> {
                         }
                         continue;
                     }
-                    Ok(item) => redacted_item(&item, &mut names),
+                    Ok(item) => redacted_item(&item, names),
                     Err(_) => None,
                 };
                 let Some(item) = item else {
@@ -149,8 +181,6 @@ impl<R: Read + Seek> Redaction<R> {
         }
         redacted.unknown = assembler.unknown();
         redacted.damaged = self.reader.damage().1;
-        redacted.names = names.counts().collect();
-        redacted.addresses = names.addresses.replaced;
         Ok(redacted)
     }
 }
@@ -206,8 +236,8 @@ fn redacted_header(header: &Header, names: &mut Names) -> Header {
         // Distributions add nothing of the node to it.
         kernel_release: header.kernel_release.chars().take(64).collect(),
         node_name: header.node_name.as_deref().map(|name| names.of(Sort::Node, name)),
-        // It is the same in all that the node logged since it was started.
-        boot: None,
+        // The node's logs have it; traces with the same one have one clock.
+        boot: header.boot.as_deref().map(|boot| names.uid(boot).into()),
         target: header.target.as_deref().map(|target| names.target(target)),
         hooks: hooks
             .map(|line| HookLine {

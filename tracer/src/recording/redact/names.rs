@@ -40,7 +40,7 @@ pub(crate) enum Sort {
     Word,
 }
 
-/// The names of one redacted recording, and its addresses.
+/// The names of the recordings that are redacted together, and their addresses.
 #[derive(Debug, Default)]
 pub(super) struct Names {
     pub(super) addresses: Addresses,
@@ -155,6 +155,22 @@ const WORDS: &str = "a about above accept across after again against all an and 
     generic save comment match-set dport sport ctstate ctorigdst mark set-xmark to-destination jump goto drop tell told \
     daddr saddr meta l4proto ct dnat snat numgen random mod vmap iif oif iifname oifname th established related \
     portals endpoints service external IPs load balancer Reject ClusterIPs ports";
+
+/// Further words of the changes around a failure, and the fields and units in them.
+const CHANGES: &str = "joined left became serving terminating created deleted added removed restarted replaced name deletion \
+    requested container condition reporting cordoned uncordoned selector type session affinity externalTrafficPolicy \
+    internalTrafficPolicy ClientIP Local externalIPs loadBalancerSourceRanges healthCheckNodePort trafficDistribution \
+    publishNotReadyAddresses externalName proxy field fields addresses CIDRs once twice minSyncPeriod feature gate \
+    ProxyTerminatingEndpoints true false queued later now runs wrote watches MTU conntrack nf_conntrack_max full entries wall clock forward \
+    net.ipv4.vs.conntrack net.ipv4.vs.expire_nodest_conn net.ipv4.vs.conn_reuse_mode hook's \
+    viptrace's Pod's Service's ms s min h";
+
+/// Whether the word is a version of Kubernetes, such as `v1.30.5`.
+fn is_version(word: &str) -> bool {
+    let digits = word.strip_prefix('v').filter(|digits| digits.contains('.') && digits.len() < 16);
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    digits.is_some_and(|digits| digits.split('.').all(is_number))
+}
 
 impl Names {
     /// How many names of each sort were replaced.
@@ -393,7 +409,12 @@ impl Names {
 
     fn word(&mut self, word: &str) -> String {
         let is_flag = |flag: &str| flag.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-');
-        let is_number = word.bytes().all(|byte| byte.is_ascii_digit()) && word.len() <= 10;
+        let whole = match word.as_bytes() {
+            // 12.5 seconds.
+            [whole @ .., b'.', b'0'..=b'9'] if !whole.is_empty() => whole,
+            whole => whole,
+        };
+        let is_number = whole.iter().all(u8::is_ascii_digit) && word.len() <= 10;
         if word.is_empty() || is_number || word.starts_with('-') && is_flag(word) {
             return word.to_owned();
         }
@@ -403,7 +424,9 @@ impl Names {
         if let Some(sort) = self.sorts.get(word).copied() {
             return self.of(sort, word);
         }
-        if WORDS.split_ascii_whitespace().any(|known| known.eq_ignore_ascii_case(word))
+        let words = || WORDS.split_ascii_whitespace().chain(CHANGES.split_ascii_whitespace());
+        if words().any(|known| known.eq_ignore_ascii_case(word))
+            || is_version(word)
             || NAMESPACES.contains(&word)
             || RULES.split_ascii_whitespace().any(|rule| rule == word)
         {

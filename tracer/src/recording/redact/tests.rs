@@ -29,17 +29,135 @@ fn recordings() -> Vec<PathBuf> {
 fn redacted(bytes: Vec<u8>) -> (Vec<u8>, Redacted) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("redacted.viptrace");
-    let redacted = Redaction::open(Cursor::new(bytes)).unwrap().write(create(&path, false).unwrap()).unwrap();
+    let redaction = Redaction::open(Cursor::new(bytes)).unwrap();
+    let redacted = redaction.write(create(&path, false).unwrap(), &mut Substitutes::default()).unwrap();
     (fs::read(path).unwrap(), redacted)
 }
 
 #[test]
-fn the_boot_of_the_node_is_left_out() {
+fn the_boot_of_the_node_is_another_one_alike_in_all_copies() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/two-nodes/node1.viptrace");
-    let boot = |bytes: &[u8]| Reader::open(Cursor::new(bytes)).unwrap().1.boot;
+    let boot = |bytes: &[u8]| Reader::open(Cursor::new(bytes)).unwrap().1.boot.unwrap();
     let bytes = fs::read(path).unwrap();
-    assert!(boot(&bytes).is_some());
-    assert_eq!(boot(&redacted(bytes).0), None);
+    let (own, copy) = (boot(&bytes), boot(&redacted(bytes.clone()).0));
+    assert!(own != copy && copy.len() == 36, "{own} {copy}");
+    let folder = tempfile::tempdir().unwrap();
+    let mut substitutes = Substitutes::default();
+    let copies: Vec<_> = ["a", "b"]
+        .map(|name| {
+            let path = folder.path().join(name);
+            let redaction = Redaction::open(Cursor::new(bytes.clone())).unwrap();
+            redaction.write(create(&path, false).unwrap(), &mut substitutes).unwrap();
+            fs::read(path).unwrap()
+        })
+        .into();
+    assert_eq!(boot(&copies[0]), boot(&copies[1]));
+}
+
+/// The changes at the beginning of each file, as text.
+fn changes(bytes: Vec<u8>) -> Vec<Value> {
+    let (mut reader, _) = Reader::open(Cursor::new(bytes)).unwrap();
+    let (mut found, mut block, mut assembler) = (Vec::new(), Block::default(), Assembler::default());
+    while reader.next_block(&mut block).unwrap() {
+        let mut items = block.items.as_slice();
+        while let Some(item) = assembler.next(&mut items) {
+            let item = item.unwrap();
+            if matches!(item, Item::Changes(_)) {
+                found.push(serde_json::from_slice(&item.encode().unwrap().1).unwrap());
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn the_changes_of_the_hour_before_stay_with_other_names() {
+    let saved = serde_json::json!({
+        "changes": [
+            {
+                "time": "2026-01-02T10:00:01.000000000Z", "kind": "endpoint_removed", "subject": {"Service": {"namespace": "shop", "name": "cart"}},
+                "text": "endpoint 10.244.1.7 left Service shop/cart",
+            },
+            {
+                "time": "2026-01-02T10:00:02.000000000Z", "after": "2026-01-02T10:00:01.500000000Z", "kind": "pod_deleted",
+                "subject": {"Pod": {"namespace": "shop", "name": "cart-0"}},
+                "text": "the deletion of Pod shop/cart-0 was requested",
+            },
+            {"time": "2026-01-02T10:00:03.000000000Z", "kind": "node_changed", "subject": {"Node": "worker-1"}, "text": "Node worker-1 became not ready"},
+            {
+                "time": "2026-01-02T10:00:04.000000000Z", "kind": "sysctl", "subject": "ThisNode",
+                "text": "net.ipv4.vs.conn_reuse_mode changed from 1 to 0",
+            },
+        ],
+        "readings": {"version": {"time": "2026-01-02T09:00:00.000000000Z", "value": "v1.30.5"}, "mtus": {"acme0": {"time": "2026-01-02T09:00:00.000000000Z", "value": 1450}}},
+        "wall_ahead_ns": 5,
+    });
+    let parsed: crate::session::SavedChanges = serde_json::from_value(saved.clone()).unwrap();
+    let mut names = Names::default();
+    let Some(item @ Item::Changes(_)) = redacted_item(&Item::Changes(Box::new(parsed)), &mut names) else {
+        panic!("they are left out")
+    };
+    let copy: Value = serde_json::from_slice(&item.encode().unwrap().1).unwrap();
+    let text = |at: usize| copy["changes"][at]["text"].as_str().unwrap();
+    let ip = names.addresses.of("10.244.1.7".parse().unwrap());
+    assert_eq!(text(0), format!("endpoint {ip} left Service namespace-1/service-1"));
+    assert_eq!(text(1), "the deletion of Pod namespace-1/pod-1 was requested");
+    assert_eq!(text(2), "Node node-1 became not ready");
+    assert_eq!(text(3), saved["changes"][3]["text"]);
+    for (at, own) in saved["changes"].as_array().unwrap().iter().enumerate() {
+        assert_eq!(
+            (&copy["changes"][at]["time"], &copy["changes"][at]["kind"]),
+            (&own["time"], &own["kind"])
+        );
+    }
+    assert_eq!(copy["readings"]["version"]["value"], "v1.30.5");
+    assert_eq!(copy["readings"]["mtus"]["interface-1"]["value"], 1450);
+    assert_eq!(copy["wall_ahead_ns"], 5);
+}
+
+#[test]
+fn no_recording_loses_its_changes() {
+    let mut seen = 0;
+    let two = ["node1", "node2"].map(|node| format!("../tests/fixtures/two-nodes/{node}.viptrace"));
+    for path in recordings().into_iter().chain(two.map(PathBuf::from)) {
+        let bytes = fs::read(&path).unwrap();
+        let (own, copy) = (changes(bytes.clone()), changes(redacted(bytes).0));
+        let times = |all: &[Value]| -> Vec<Value> {
+            let each = all.iter().flat_map(|saved| saved["changes"].as_array().unwrap());
+            each.map(|change| change["time"].clone()).collect()
+        };
+        assert_eq!((own.len(), times(&own)), (copy.len(), times(&copy)), "{}", path.display());
+        seen += times(&own).len();
+    }
+    assert!(seen > 0);
+}
+
+#[test]
+fn the_words_of_changes_stay() {
+    let mut names = Names::default();
+    names.namespace("shop");
+    names.service("cart");
+    for text in [
+        "5 endpoints joined Service kubernetes, serving, terminating",
+        "endpoint 127.0.0.1 of Service kubernetes became not ready",
+        "Service kubernetes was deleted and created again",
+        "Service kubernetes changed its session affinity from none to ClientIP for 10800 s; its externalTrafficPolicy from \
+         Cluster to Local; and 2 other fields",
+        "a container of Pod kube-system restarted 3 times",
+        "Node kube-system no longer has port",
+        "Node kube-system was cordoned",
+        "the kubelet of Node kube-system changed from v1.30.5 to v1.31.0",
+        "viptrace watches the API server again, after 12.5 s",
+        "kube-proxy was started again: its process 17 is now 18",
+        "a change was queued for kube-proxy's rules, which it had not written 1 h 3 min later",
+        "kube-proxy's feature gate ProxyTerminatingEndpoints changed to true",
+        "kube-proxy's rules are no longer in the kernel",
+        "the conntrack table is only 12 % full (3 of 25 entries)",
+        "nf_conntrack_max changed from 100 to 200",
+        "the wall clock was set forward by 5.0 s",
+    ] {
+        assert_eq!(names.text(text), text);
+    }
 }
 
 /// The number of verdicts of each class.

@@ -28,7 +28,7 @@ use crate::{
     time::Timestamp,
     verdict::{ChangeKind, NearbyChange, Verdict},
 };
-pub(crate) use listed::ListedChange;
+pub(crate) use listed::{ChangeLister, ListedChange};
 use readings::Readings;
 use watches::Watches;
 
@@ -217,11 +217,20 @@ pub(crate) struct SavedChanges {
     wall_ahead_ns: i64,
 }
 
+impl SavedChanges {
+    /// By how much the wall clock was ahead of the clock of the trace.
+    pub(super) const fn wall_ahead_ns(&self) -> i64 {
+        self.wall_ahead_ns
+    }
+}
+
 /// The changes of the last hour.
 #[derive(Debug)]
 pub(super) struct Changes {
     shelves: [Shelf; 4],
     noted: u64,
+    /// How often a recording's timeline replaced this one.
+    restored: u64,
     forgotten: u64,
     /// The node's facts as last read.
     readings: Readings,
@@ -235,6 +244,7 @@ impl Default for Changes {
         Self {
             shelves: [2048, 1024, 512, 512].map(Shelf::new),
             noted: 0,
+            restored: 0,
             forgotten: 0,
             readings: Readings::default(),
             watches: Watches::default(),
@@ -357,13 +367,12 @@ impl Changes {
         }
     }
 
-    /// The bounds hold whatever the recording contains.
-    pub(super) fn restore(saved: SavedChanges) -> Self {
+    /// Goes on from these changes instead. The bounds hold whatever the recording contains.
+    pub(super) fn restore(&mut self, saved: SavedChanges) {
         let SavedChanges { changes, forgotten, readings, watches, wall_ahead_ns } = saved;
-        let mut restored = Self { readings, watches, wall_ahead_ns, ..Self::default() };
-        restored.extend(changes);
-        restored.forgotten = restored.forgotten.max(forgotten);
-        restored
+        *self = Self { readings, watches, wall_ahead_ns, restored: self.restored + 1, ..Self::default() };
+        self.extend(changes);
+        self.forgotten = self.forgotten.max(forgotten);
     }
 }
 

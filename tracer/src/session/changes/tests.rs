@@ -258,7 +258,8 @@ fn a_recording_goes_on_from_the_changes_before_it() {
     note(&mut live, 110, service("cart"));
     live.wall_clock(WallStep { at: at(120), ahead_ns: 3_600_000_000_000 });
     let json = serde_json::to_string(&live.save()).unwrap();
-    let mut replayed = Changes::restore(serde_json::from_str(&json).unwrap());
+    let mut replayed = Changes::default();
+    replayed.restore(serde_json::from_str(&json).unwrap());
     assert_eq!(noted(&replayed), noted(&live));
     // The recording begins with the last reading and the last step, which are no news.
     replayed.node_read(&healthy(), at(100));
@@ -274,11 +275,33 @@ fn a_recording_goes_on_from_the_changes_before_it() {
 }
 
 #[test]
+fn a_change_that_the_next_segment_repeats_is_listed_once() {
+    let mut lister = ChangeLister::default();
+    let mut found = |changes: &Changes| lister.new_in(changes).len();
+    let mut live = Changes::default();
+    for secs in [100, 110] {
+        note(&mut live, secs, service("cart"));
+    }
+    assert_eq!((found(&live), found(&live)), (2, 0));
+    let mut segment = Changes::default();
+    segment.restore(live.save());
+    assert_eq!(found(&segment), 0, "the segment before had them");
+    note(&mut segment, 120, service("cart"));
+    assert_eq!(found(&segment), 1);
+    // The timeline of the third segment has one that no segment before it had.
+    note(&mut live, 115, service("shop"));
+    note(&mut live, 120, service("cart"));
+    segment.restore(live.save());
+    assert_eq!(found(&segment), 1);
+}
+
+#[test]
 fn the_bounds_hold_for_any_recording() {
     let change =
         Change::at(at(1), ChangeKind::ServiceChanged, service("a\u{1b}[2J"), "x\u{202e}".repeat(9_000));
     let saved = SavedChanges { changes: vec![change; 10_000], ..SavedChanges::default() };
-    let restored = Changes::restore(saved);
+    let mut restored = Changes::default();
+    restored.restore(saved);
     assert_eq!(restored.save().changes.len(), MAX_OF_SUBJECT);
     let near = restored.save().changes[0].beside(at(2));
     assert!(!near.subject.contains('\u{1b}') && !near.text.contains('\u{202e}'));

@@ -1,0 +1,105 @@
+//! What is missing from recordings, in words.
+
+use std::fs::File;
+
+use crate::{
+    incident::Track,
+    recording::{Damage, DamageKind, Player, UnusableFile},
+    text::{count, safe},
+};
+
+/// The maximum number of damaged parts named; the others are counted.
+const NAMED: usize = 5;
+
+/// The missing parts of a trace's files, in words. `is_cut`: the user wants no later flows.
+pub(super) fn missing(track: &Track, is_cut: bool) -> Vec<String> {
+    let tape = track.tape();
+    let mut lacks: Vec<_> = tape.skipped().iter().map(|file| safe(&file.to_string()).into_owned()).collect();
+    let Some(player) = tape.player() else { return lacks };
+    let (damages, found) = tape.damage();
+    for (path, damage) in damages.iter().take(NAMED) {
+        let place = if tape.files() > 1 { format!("{}: ", path.display()) } else { String::new() };
+        lacks.push(format!("{}{}", safe(&place), damage_text(damage)));
+    }
+    if let Some(more) = found.checked_sub(NAMED as u64).filter(|more| *more > 0) {
+        lacks.push(count(more, "more damaged part"));
+    }
+    let uncovered = tape.uncovered();
+    for (from, to) in uncovered.iter().take(NAMED) {
+        let (from, to) = (from.to_the_millisecond(), to.to_the_millisecond());
+        lacks.push(format!("no file covers the time from {from} to {to}"));
+    }
+    if let Some(more) = uncovered.len().checked_sub(NAMED).filter(|more| *more > 0) {
+        lacks.push(count(more as u64, "more uncovered time"));
+    }
+    lacks.extend(others(player, tape.end().is_some() || is_cut));
+    lacks
+}
+
+/// The missing parts of one recording, in words.
+pub(in crate::cli) fn lacks(player: &Player<File>, ended: bool) -> Vec<String> {
+    let (first, all) = player.damage();
+    let mut lacks = damaged_parts(first, all);
+    lacks.extend(others(player, ended));
+    lacks
+}
+
+/// The damaged parts of a file, of which there are `all`.
+pub(super) fn damaged_parts(first: &[Damage], all: u64) -> Vec<String> {
+    let mut parts: Vec<_> = first.iter().take(NAMED).map(damage_text).collect();
+    if let Some(more) = all.checked_sub(NAMED as u64).filter(|more| *more > 0) {
+        parts.push(count(more, "more damaged part"));
+    }
+    parts
+}
+
+/// The files that could not be used, and the number of further ones.
+pub(super) fn unusable(skipped: &[UnusableFile], more: u64) -> Vec<String> {
+    let mut files: Vec<_> = skipped.iter().map(|file| safe(&file.to_string()).into_owned()).collect();
+    if more > 0 {
+        files.push(format!("{} could not be replayed", count(more, "more file")));
+    }
+    files
+}
+
+/// What is missing beside damaged parts.
+fn others(player: &Player<File>, ended: bool) -> Vec<String> {
+    let mut lacks = Vec::new();
+    let missing = player.missing();
+    if missing.beginning {
+        lacks.push("the cluster's objects from before it began are missing".to_owned());
+    }
+    if missing.items > 0 {
+        let why = missing.first_unreadable.as_deref().unwrap_or_default();
+        lacks.push(format!("{} could not be read: {}", count(missing.items, "item"), safe(why)));
+    }
+    if missing.undecodable > 0 {
+        lacks.push(format!("{} could not be decoded", count(missing.undecodable, "event")));
+    }
+    let dropped = missing.dropped;
+    if dropped.records > 0 || dropped.others > 0 {
+        lacks.push(format!(
+            "{} and {} from {} to {} could not be recorded: the disk was too slow",
+            count(dropped.records, "event"),
+            count(dropped.others, "other item"),
+            dropped.from.to_the_millisecond(),
+            dropped.to.to_the_millisecond()
+        ));
+    }
+    if !ended {
+        lacks.push(format!("it was cut off at {}", player.now().to_the_millisecond()));
+    }
+    lacks
+}
+
+fn damage_text(damage: &Damage) -> String {
+    let Damage { kind, offset, skipped, blocks } = damage;
+    let (what, skipped) = (kind.as_str(), count(*skipped, "byte"));
+    match (kind, blocks) {
+        (DamageKind::Truncated, _) => format!("at byte {offset}: {what} (the file has {skipped} of it)"),
+        (_, 0) => format!("at byte {offset}: {what} ({skipped} skipped)"),
+        (_, blocks) => {
+            format!("at byte {offset}: {what} ({skipped} skipped, {} lost)", count(*blocks, "block"))
+        }
+    }
+}
