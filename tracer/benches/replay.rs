@@ -7,9 +7,13 @@
 //! `plain zstd` is the size, in bytes an event, of the same records compressed as the kernel wrote them, without the
 //! columns of `recording::records`. `counted` is the speed at which `replay -o counts` reads the same file. In the usual mix
 //! one connection of a hundred fails, in the broken one 90 do.
+//!
+//! `--query` compares queries by the index with a replay of everything, each as the program runs it: see `query`.
 
 #![expect(clippy::panic, clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark")]
 
+#[path = "replay/query.rs"]
+mod query;
 #[path = "../tests/it/recording_support.rs"]
 mod recording_support;
 
@@ -49,7 +53,15 @@ fn main() {
             // `cargo test` runs benchmarks too. Then a small one checks that it works.
             let is_bench = arguments.iter().any(|argument| argument == "--bench");
             let small = if is_bench { 1_000_000 } else { 20_000 };
-            compare(events.map_or(small, |events| events.parse().unwrap()));
+            let events = events.map_or(small, |events| events.parse().unwrap());
+            if arguments.iter().any(|argument| argument == "--query") {
+                query::compare(events);
+            } else {
+                compare(events);
+            }
+            if !is_bench {
+                query::compare(events);
+            }
         }
     }
 }

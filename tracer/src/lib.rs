@@ -38,3 +38,7 @@ pub mod time;
 pub mod verdict;
 
 pub use viptrace_class as class;
+
+/// The name by which the support of the integration tests knows this crate.
+#[cfg(test)]
+extern crate self as viptrace;

@@ -23,6 +23,20 @@ pub struct Sighting {
     pub fact: Fact,
 }
 
+impl Sighting {
+    /// Every pair of addresses in it: as the client sent it, as the answer will arrive, as the packet or socket has it.
+    pub(crate) fn tuples(&self) -> impl Iterator<Item = Tuple> {
+        let found = match &self.fact {
+            Fact::Conntrack(fact) => [Some(fact.ct.orig), Some(fact.ct.reply), None],
+            Fact::Packet(fact) => [fact.tuple, fact.ct.map(|ct| ct.orig), fact.ct.map(|ct| ct.reply)],
+            Fact::Socket(fact) => [Some(fact.tuple), None, None],
+            Fact::Ipvs(fact) => [Some(fact.tuple), Some(fact.reply()), None],
+            Fact::TableFull { .. } => [None; 3],
+        };
+        found.into_iter().flatten()
+    }
+}
+
 /// The observation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fact {
@@ -192,6 +206,18 @@ pub struct IpvsFact {
     /// The real server.
     pub destination: SocketAddr,
     pub flags: IpvsFlags,
+}
+
+impl IpvsFact {
+    /// Whether it is a persistence template and no connection.
+    pub(crate) fn is_template(&self) -> bool {
+        self.tuple.src.port() == 0 || self.flags.has(IpvsFlags::TEMPLATE)
+    }
+
+    /// From the real server to the client, as the answer will arrive.
+    pub(crate) fn reply(&self) -> Tuple {
+        Tuple { protocol: self.tuple.protocol, src: self.destination.into(), dst: self.tuple.src }
+    }
 }
 
 /// `IP_VS_CONN_F_*` bits (`include/uapi/linux/ip_vs.h`).

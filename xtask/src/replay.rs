@@ -1,4 +1,4 @@
-//! `cargo xtask bench replay`: measures the speed, size and memory of recordings in a replay.
+//! `cargo xtask bench replay`: measures the speed, size and memory of recordings in a replay, and what a query reads.
 //!
 //! The benchmark is `tracer/benches/replay.rs`; this file runs it and prints its results and the command.
 
@@ -10,15 +10,19 @@ use crate::printer::Printer;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Events of the shorter recording; the longer one has four times as many
-    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1_000..=100_000_000))]
-    events: u64,
+    /// Events of the shorter recording; the longer one has four times as many [default: 1000000, with --query 10000000]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1_000..=100_000_000))]
+    events: Option<u64>,
+    /// Compare queries by the index with a replay of everything, on one recording
+    #[arg(long)]
+    query: bool,
 }
 
 /// Measures and prints.
 pub(crate) fn run(printer: &Printer, options: &Options) -> Result<bool> {
     let place = Place::find()?;
-    let events = format!("--events={}", options.events);
+    let number = options.events.unwrap_or(if options.query { 10_000_000 } else { 1_000_000 });
+    let (events, query) = (format!("--events={number}"), if options.query { " --query" } else { "" });
     let text = cargo("measure recordings")
         .args([
             "bench",
@@ -31,12 +35,13 @@ pub(crate) fn run(printer: &Printer, options: &Options) -> Result<bool> {
             "--",
             events.as_str(),
         ])
+        .args(options.query.then_some("--query"))
         .directory(&place.repository)
         .hint("read the compiler's message above; for a missing BPF toolchain, type: cargo xtask setup")
         .read()?;
     for line in text.lines() {
         printer.data(line);
     }
-    printer.data(&format!("command: cargo xtask bench replay --events {}", options.events));
+    printer.data(&format!("command: cargo xtask bench replay{query} --events {number}"));
     Ok(true)
 }

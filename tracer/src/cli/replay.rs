@@ -5,6 +5,7 @@
 mod clocks;
 mod counts;
 mod lacks;
+mod narrow;
 mod ways;
 
 use std::{
@@ -190,6 +191,8 @@ impl Ended {
 pub(super) struct Opened {
     timeline: Timeline,
     selection: Selection,
+    /// The part of the selection that the user asked for.
+    asked: Selection,
     notes: Vec<String>,
     warnings: Vec<String>,
     /// What is missing from the beginning.
@@ -221,7 +224,8 @@ pub(super) fn open(options: &ReplayOptions) -> anyhow::Result<Opened> {
     let mut warnings: Vec<_> = narrowed.collect();
     warnings.extend(unaligned(&timeline));
     let lacks = lacks::unusable(&timeline.skipped, timeline.skipped_more);
-    Ok(Opened { timeline, selection, notes, warnings, lacks })
+    let asked = options.selection.clone();
+    Ok(Opened { timeline, selection, asked, notes, warnings, lacks })
 }
 
 impl Opened {
@@ -256,6 +260,11 @@ impl Opened {
         if span.from > Timestamp::MIN {
             self.timeline.skip_until(span.from.saturating_sub(EARLIER));
         }
+        let (part, why) = narrow::part(&self.timeline, &self.asked, span)?;
+        self.timeline.narrow(part);
+        if let Some(why) = why {
+            audience.note(&why)?;
+        }
         while let Some(Moment { track, judgements, now }) = self.timeline.step()? {
             if now > span.to.saturating_add(LATE) {
                 break;
@@ -264,6 +273,9 @@ impl Opened {
             if let Some(beside) = beside(&self.timeline, track) {
                 audience.take(judgements, beside, now)?;
             }
+        }
+        if let Some(note) = self.timeline.reading().and_then(narrow::note) {
+            audience.note(&note)?;
         }
         let is_cut = span.to != Timestamp::MAX;
         let several = self.timeline.tracks().len() > 1;

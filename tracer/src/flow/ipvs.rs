@@ -10,13 +10,13 @@ use tracer_ebpf::SAME_IPVS_CALL_NS;
 use super::{
     Chosen, Flow, FlowTable, PickedUp, Trouble, fold::Place, identity::OVERTAKEN, key::Key, table::is_tracked,
 };
-use crate::sighting::{Conntrack, EntryNote, Hook, IpvsFact, IpvsFlags, SocketEvent, SocketFact, TcpState};
+use crate::sighting::{Conntrack, EntryNote, Hook, IpvsFact, SocketEvent, SocketFact, TcpState};
 
 const SAME_CALL: Duration = Duration::from_nanos(SAME_IPVS_CALL_NS);
 
 impl FlowTable {
     pub(super) fn fold_ipvs(&mut self, fact: &mut IpvsFact, place: Place) -> Option<u32> {
-        if fact.tuple.src.port() == 0 || fact.flags.has(IpvsFlags::TEMPLATE) {
+        if fact.is_template() {
             self.template = Some((place.time, *fact));
             return None;
         }

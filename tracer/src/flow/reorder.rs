@@ -18,12 +18,14 @@ pub(super) struct Reorder {
     /// Sorted by time; equal times in order of arrival. A decision that the kernel handed over late is older than the
     /// others and leaves at once.
     held: VecDeque<Sighting>,
+    /// The times of sightings that are left out, as if these were held; sorted.
+    passed: VecDeque<Timestamp>,
     newest: Timestamp,
 }
 
 impl Reorder {
     pub(super) fn new(window: Duration) -> Self {
-        Self { window, held: VecDeque::new(), newest: Timestamp::MIN }
+        Self { window, held: VecDeque::new(), passed: VecDeque::new(), newest: Timestamp::MIN }
     }
 
     pub(super) fn push(&mut self, sighting: Sighting) {
@@ -35,6 +37,26 @@ impl Reorder {
             }
             _ => self.held.push_back(sighting),
         }
+    }
+
+    /// As [`Self::push`] for a sighting that is left out.
+    pub(super) fn pass(&mut self, time: Timestamp) {
+        self.newest = self.newest.max(time);
+        let at = self.passed.partition_point(|passed| *passed <= time);
+        self.passed.insert(at, time);
+    }
+
+    /// The time of the next sighting, if it is left out and no other can overtake it.
+    pub(super) fn next_passed(&mut self) -> Option<Timestamp> {
+        let next = *self.passed.front()?;
+        let is_next = self.held.front().is_none_or(|held| next < held.time);
+        let is_ready = next.saturating_add(self.window) <= self.newest || self.passed.len() > CAPACITY;
+        if is_next && is_ready { self.passed.pop_front() } else { None }
+    }
+
+    /// Whether sightings wait.
+    pub(super) fn is_holding(&self) -> bool {
+        !self.held.is_empty() || !self.passed.is_empty()
     }
 
     /// Advances the time without a sighting.

@@ -89,10 +89,21 @@ impl FlowTable {
         self.fold_ready();
     }
 
+    /// Takes the time of a sighting whose flow is left out. Waits end with it as with the sighting.
+    pub fn pass(&mut self, time: Timestamp) {
+        self.reorder.pass(time);
+        self.fold_ready();
+    }
+
     /// Folds the sightings that no other can overtake, where they are: each is large, and there are many.
     fn fold_ready(&mut self) {
         let mut reorder = mem::take(&mut self.reorder);
-        while let Some(next) = reorder.first_ready() {
+        loop {
+            if let Some(time) = reorder.next_passed() {
+                self.expire(time);
+                continue;
+            }
+            let Some(next) = reorder.first_ready() else { break };
             self.fold(next);
             reorder.drop_first();
         }
@@ -105,8 +116,7 @@ impl FlowTable {
         self.reorder.advance(now);
         self.fold_ready();
         // A sighting that is still held back may belong to a flow that would expire now.
-        let certain = self.reorder.next_deadline().map_or(now, |_| now.saturating_sub(self.limits.reorder));
-        self.expire(certain);
+        self.expire(if self.reorder.is_holding() { now.saturating_sub(self.limits.reorder) } else { now });
         self.begin_rereads();
     }
 

@@ -8,7 +8,7 @@ use std::{num::NonZero, path::PathBuf, thread};
 
 use super::clock::{Alignment, Compared, Seen};
 use crate::{
-    recording::{Header, Observed, Tape, Tapes, UnusableFile},
+    recording::{Header, Observed, Part, Reading, Tape, Tapes, UnusableFile},
     session::{Detail, Judgements},
     time::Timestamp,
 };
@@ -23,6 +23,8 @@ pub struct Timeline {
     pub skipped_more: u64,
     pub others: u64,
     skip_until: Option<Timestamp>,
+    /// What is read of a single trace.
+    part: Part,
 }
 
 /// One trace.
@@ -79,7 +81,15 @@ impl Timeline {
         let tracks = tapes.into_iter().zip(names).zip(clocks).map(|((tape, name), (clock, shift_ns))| {
             Track { tape, name, clock, shift_ns, next: None, is_over: false }
         });
-        Ok(Self { tracks: tracks.collect(), alignment, skipped, skipped_more, others, skip_until: None })
+        Ok(Self {
+            tracks: tracks.collect(),
+            alignment,
+            skipped,
+            skipped_more,
+            others,
+            skip_until: None,
+            part: Part::Whole,
+        })
     }
 
     pub fn tracks(&self) -> &[Track] {
@@ -140,6 +150,22 @@ impl Timeline {
         self.skip_until = Some(time);
     }
 
+    /// Before the first step, of a single trace: observes and reads only this part, from the time on that
+    /// [`Self::skip_until`] set.
+    pub fn narrow(&mut self, part: Part) {
+        if self.tracks.len() == 1 {
+            self.part = part;
+        }
+    }
+
+    /// How much of a narrowed trace was read so far.
+    pub fn reading(&self) -> Option<Reading> {
+        if matches!(self.part, Part::Whole) {
+            return None;
+        }
+        Some(self.tracks.first()?.tape.reading())
+    }
+
     /// Before the first step: how healthy flows are reported.
     pub fn set_detail(&mut self, detail: Detail) {
         self.tracks.iter_mut().for_each(|track| track.tape.set_detail(detail));
@@ -153,12 +179,15 @@ impl Timeline {
         let waiting = self.tracks.iter_mut().zip(begins);
         for (track, begin) in waiting.filter(|(track, _)| track.next.is_none() && !track.is_over) {
             track.tape.open(|player| {
+                player.judge_all();
                 if !is_single {
                     player.recorded().stay_on_trace_clock();
                 }
                 if let Some(begin) = begin {
                     player.skip_until(begin);
                 }
+                // A file that cannot be read fails in the first step.
+                let _ = player.narrow(self.part.clone());
             });
             match track.tape.step()? {
                 Some((judgements, now)) if is_single => track.next = Some((judgements, now)),

@@ -11,7 +11,7 @@ use crate::{
     diagnosis::path::{self, Journey, Question, Scene, To},
     net::{Netns, Protocol, TransportAddr, Tuple},
     node::{Snapshot, routes::Routes},
-    recording::{Sightings, UnusableFile},
+    recording::{Player, Sightings, UnusableFile},
     session::Pipeline,
     sighting::{Conntrack, ConntrackFact, Fact, Hook, PacketFact, Sighting, SocketEvent, SocketFact},
     text::count,
@@ -233,6 +233,9 @@ fn read(
     let Some(track) = timeline.tracks().get(index) else { return Ok(()) };
     let file = std::fs::File::open(path).map_err(|error| UnusableFile::io(path, &error))?;
     let mut sightings = Sightings::open(file).map_err(|error| UnusableFile::open(path, &error))?;
+    if let Some(wanted) = track.tape().player().and_then(Player::wanted) {
+        sightings.narrow(wanted).map_err(|error| UnusableFile::io(path, &error))?;
+    }
     let (from, to) = (verdict.flow.started.saturating_sub(AROUND), verdict.time.saturating_add(AROUND));
     while let Some(observed) = sightings.next_sighting().map_err(|error| UnusableFile::io(path, &error))? {
         let time = timeline.shown(index, &observed);

@@ -18,6 +18,18 @@ pub(super) enum FrameKind {
     Header,
     /// Items and records.
     Items,
+    /// Where what is in the frames before it.
+    Index,
+}
+
+impl FrameKind {
+    pub(super) const fn number(self) -> u32 {
+        match self {
+            Self::Header => 0,
+            Self::Items => 1,
+            Self::Index => 2,
+        }
+    }
 }
 
 /// A frame's header.
@@ -40,10 +52,7 @@ impl Frame {
     }
 
     pub(super) fn encode(self) -> [u8; FRAME_HEADER_BYTES] {
-        let kind: u32 = match self.kind {
-            FrameKind::Header => 0,
-            FrameKind::Items => 1,
-        };
+        let kind = self.kind.number();
         let mut bytes = [0; FRAME_HEADER_BYTES];
         let words = [kind, self.sequence, self.compressed_bytes, self.payload_bytes, self.checksum];
         let (magic, rest) = bytes.split_at_mut(FRAME_MAGIC.len());
@@ -70,6 +79,7 @@ impl Frame {
         let kind = match word(8)? {
             0 => FrameKind::Header,
             1 => FrameKind::Items,
+            2 => FrameKind::Index,
             _ => return None,
         };
         let (compressed_bytes, payload_bytes) = (word(16)?, word(20)?);
@@ -99,12 +109,11 @@ mod tests {
     proptest! {
         #[test]
         fn frames_read_back(
-            header: bool,
+            kind in prop::sample::select(vec![FrameKind::Header, FrameKind::Items, FrameKind::Index]),
             sequence: u32,
             compressed in vec(any::<u8>(), 0..300),
             payload_bytes in 0..=16_u32 << 20,
         ) {
-            let kind = if header { FrameKind::Header } else { FrameKind::Items };
             let frame = Frame::around(kind, sequence, &compressed, payload_bytes);
             let bytes = [frame.encode().as_slice(), &compressed].concat();
             prop_assert_eq!(Frame::decode(&bytes), Some(frame));

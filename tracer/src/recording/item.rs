@@ -11,7 +11,10 @@ use bytes::{Buf, BufMut};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
-    cluster::{SavedFacts, SavedObject, Status, Update},
+    cluster::{
+        Event, SavedFacts, SavedObject, Status, Update,
+        model::{Change, Object},
+    },
     flow::Suppressed,
     node::Snapshot,
     session::{SavedChanges, WallStep},
@@ -26,8 +29,8 @@ const MORE: u8 = 0x80;
 /// One input of the live trace's pipeline.
 #[derive(Clone, Debug)]
 pub(super) enum Item {
-    /// This many records of the block, the next ones.
-    Records(u32),
+    /// This many records of the block, the next ones; and their latest time, if it is known.
+    Records(u32, Option<Timestamp>),
     /// Time advanced.
     Advance(Timestamp),
     /// This many events were lost between the two times.
@@ -137,6 +140,21 @@ const NODE_STATE: u8 = 16;
 const REREAD: u8 = 17;
 
 impl Item {
+    /// Passes the versions of the cluster's objects in it to `take`.
+    pub(super) fn objects(self, take: &mut impl FnMut(&Object)) {
+        let of = match self {
+            Self::Object(saved) => saved.versions(),
+            Self::Update(Update {
+                event: Event::Listed(trimmed) | Event::Changed(Change::Put(trimmed)),
+                ..
+            }) => {
+                vec![trimmed.object]
+            }
+            _ => return,
+        };
+        of.iter().for_each(take);
+    }
+
     /// Kind and body. The packer counts records.
     ///
     /// # Errors
@@ -145,7 +163,11 @@ impl Item {
     pub(super) fn encode(&self) -> Result<(u8, Vec<u8>), Unwritable> {
         let times = |times: &[u64]| times.iter().flat_map(|time| time.to_le_bytes()).collect();
         let (kind, body): (u8, Vec<u8>) = match self {
-            Self::Records(count) => (RECORDS, count.to_le_bytes().to_vec()),
+            Self::Records(count, newest) => {
+                let newest = newest.map(|newest| newest.as_unix_ns().to_le_bytes());
+                let newest = newest.as_ref().map_or(&[] as &[u8], <[u8; 8]>::as_slice);
+                (RECORDS, [&count.to_le_bytes(), newest].concat())
+            }
             Self::Advance(now) => (ADVANCE, times(&[now.as_unix_ns()])),
             Self::Lost(Lost { count, from, to }) => {
                 (LOST, times(&[*count, from.as_unix_ns(), to.as_unix_ns()]))
@@ -174,9 +196,13 @@ impl Item {
     /// `Ok(None)` for an unknown kind, which a later version may have written.
     pub(super) fn decode(kind: u8, mut body: &[u8]) -> Result<Option<Self>, Unreadable> {
         const SHORT: Unreadable = Unreadable::Length;
+        if kind == RECORDS {
+            let count = body.try_get_u32_le().map_err(|_| SHORT)?;
+            // Older recordings lack it.
+            return Ok(Some(Self::Records(count, body.try_get_u64_le().ok().map(Timestamp::from_unix_ns))));
+        }
         let mut number = || body.try_get_u64_le().map_err(|_| SHORT);
         Ok(Some(match kind {
-            RECORDS => Self::Records(body.try_get_u32_le().map_err(|_| SHORT)?),
             ADVANCE => Self::Advance(Timestamp::from_unix_ns(number()?)),
             LOST => Self::Lost(Lost {
                 count: number()?,
@@ -350,8 +376,12 @@ mod tests {
     fn items_come_back_in_order_whole_or_in_pieces() {
         let end = End { ended: at(9), gaps: vec!["é".repeat(500)] };
         let lost = Lost { count: 3, from: at(1), to: at(2) };
-        let items =
-            [Item::Advance(at(5)), Item::Lost(lost), Item::End(Box::new(end.clone())), Item::Records(7)];
+        let items = [
+            Item::Advance(at(5)),
+            Item::Lost(lost),
+            Item::End(Box::new(end.clone())),
+            Item::Records(7, Some(at(3))),
+        ];
         for size in [1, 7, 100, 100_000] {
             let mut bytes = Vec::new();
             put_piece(&mut bytes, 99, b"of a later version", false);
@@ -364,7 +394,8 @@ mod tests {
             }
             let (mut rest, mut assembler) = (bytes.as_slice(), Assembler::default());
             let read: Vec<_> = std::iter::from_fn(|| assembler.next(&mut rest)).map(Result::unwrap).collect();
-            let [Item::Advance(now), Item::Lost(found), Item::End(ended), Item::Records(7)] = read.as_slice()
+            let [Item::Advance(now), Item::Lost(found), Item::End(ended), Item::Records(7, Some(_))] =
+                read.as_slice()
             else {
                 panic!("{read:?}")
             };
@@ -458,7 +489,8 @@ mod tests {
     fn any_item() -> impl Strategy<Value = Item> {
         let counts = || (any::<u64>(), time(), time());
         prop_oneof![
-            any::<u32>().prop_map(Item::Records),
+            (any::<u32>(), proptest::option::of(any::<u64>()))
+                .prop_map(|(count, newest)| Item::Records(count, newest.map(Timestamp::from_unix_ns))),
             time().prop_map(Item::Advance),
             counts().prop_map(|(count, from, to)| Item::Lost(Lost { count, from, to })),
             time().prop_map(Item::Prune),

@@ -11,9 +11,10 @@ use std::{
 use super::{
     header::Header,
     item::{Assembler, Dropped, End, Item, Unreadable},
-    reader::{Block, Damage, OpenError, Reader},
+    reader::{Block, Damage, OpenError, Reader, Reading},
     recorded::Recorded,
     records::Records,
+    wanted::{Part, Wanted},
 };
 use crate::{
     cluster::{Cluster, History, LOOK_BACK, Origin, Status},
@@ -26,6 +27,9 @@ use crate::{
 /// Between two segments of an agent that begins one when it closes the other.
 const SEAM: Duration = Duration::from_secs(1);
 
+/// How far the times in a block may lie before those at which its records were observed.
+const BEHIND: Duration = Duration::from_mins(1);
+
 /// One step of a replay.
 #[derive(Debug)]
 pub enum Step {
@@ -33,6 +37,15 @@ pub enum Step {
     Judged { judgements: Judgements, now: Timestamp },
     /// The end of the trace. A recording without it was cut off.
     Ended(End),
+}
+
+/// How many flows are judged before the next item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pace {
+    /// As many as the live trace judged in one step.
+    AsRecorded,
+    /// All that were handed out.
+    Whole,
 }
 
 /// The parts that could not be replayed so far.
@@ -77,6 +90,11 @@ pub struct Player<R> {
     skip_until: Option<Timestamp>,
     /// The block is read without its records.
     skips_block: bool,
+    /// What is observed and read.
+    part: Part,
+    pace: Pace,
+    /// The files before this one.
+    read_before: Reading,
 }
 
 impl<R: Read + Seek> Player<R> {
@@ -103,7 +121,46 @@ impl<R: Read + Seek> Player<R> {
             missing: Missing::default(),
             skip_until: None,
             skips_block: false,
+            part: Part::Whole,
+            pace: Pace::AsRecorded,
+            read_before: Reading::default(),
         })
+    }
+
+    /// Before the first step: judges every flow when it is handed out, however many there are. The live trace judged at most
+    /// some hundreds in one turn; a replay that shows more of them must not fall behind for it.
+    pub(crate) fn judge_all(&mut self) {
+        self.pace = Pace::Whole;
+    }
+
+    /// Before the first step, and after [`Self::skip_until`]: observes and reads only this part.
+    pub fn narrow(&mut self, part: Part) -> io::Result<()> {
+        self.part = part;
+        self.read_by_index()
+    }
+
+    /// The addresses that [`Self::narrow`] was given, with those learned since.
+    pub fn wanted(&self) -> Option<&Wanted> {
+        if let Part::Flows(wanted) = &self.part { Some(wanted) } else { None }
+    }
+
+    /// How much of the files was read so far.
+    pub fn reading(&self) -> Reading {
+        let mut reading = self.read_before;
+        reading += self.reader.reading();
+        reading
+    }
+
+    fn read_by_index(&mut self) -> io::Result<()> {
+        let Self { reader, part, skip_until, .. } = self;
+        let wanted = match part {
+            Part::Whole => return Ok(()),
+            Part::Time => None,
+            Part::Flows(wanted) => Some(&*wanted),
+        };
+        // Time advances behind the records: some of the wanted times may be in a block that ends before them.
+        let from = skip_until.map_or(Timestamp::MIN, |until| until.saturating_sub(BEHIND));
+        reader.narrow(|addressed, to| to >= from && wanted.is_none_or(|wanted| wanted.is_in(addressed)))
     }
 
     /// Before the first step: observes no events before `time`. The cluster and the node are followed all the same. A flow
@@ -116,7 +173,9 @@ impl<R: Read + Seek> Player<R> {
     /// stay open; [`Self::damage`] begins again. Returns the time that neither file covers, if there is some; it counts as a loss.
     pub(super) fn go_on(&mut self, file: R) -> Result<Option<(Timestamp, Timestamp)>, OpenError> {
         let (reader, header) = Reader::open(file)?;
+        self.read_before += self.reader.reading();
         self.reader = reader;
+        self.read_by_index()?;
         (self.block, self.at, self.next_record) = (Block::default(), 0, 0);
         self.assembler.forget();
         let from = self.now;
@@ -165,7 +224,7 @@ impl<R: Read + Seek> Player<R> {
 
     /// Plays until there are judgements; `None` at the end of the file.
     pub fn step(&mut self) -> io::Result<Option<Step>> {
-        if self.is_finished && self.pipeline.pipeline().has_backlog() {
+        if (self.is_finished || self.pace == Pace::Whole) && self.pipeline.pipeline().has_backlog() {
             let now = self.now;
             return Ok(Some(Step::Judged { judgements: self.pipeline.judge(now), now }));
         }
@@ -227,12 +286,12 @@ impl<R: Read + Seek> Player<R> {
     fn play(&mut self, item: Item) -> Option<Step> {
         let judged = |judgements, now| Some(Step::Judged { judgements, now });
         match item {
-            Item::Records(count) if self.skips_block => {
+            Item::Records(count, _) if self.skips_block => {
                 self.next_record = self.next_record.saturating_add(count as usize);
             }
             Item::Lost(_) | Item::Suppressed(_) | Item::Reread(_) if self.skips_block => {}
             Item::Advance(now) if self.skips_block => self.skip_to(now),
-            Item::Records(count) => self.records(count as usize),
+            Item::Records(count, newest) => self.records(count, newest),
             Item::Lost(lost) => self.pipeline.lost(lost.count, lost.from, lost.to),
             Item::WallClock(step) => self.pipeline.set_wall_clock(step),
             Item::Changes(changes) => self.pipeline.restore_changes(*changes),
@@ -295,7 +354,7 @@ impl<R: Read + Seek> Player<R> {
         }
     }
 
-    fn records(&mut self, count: usize) {
+    fn records(&mut self, count: u32, newest: Option<Timestamp>) {
         if !self.started {
             // The block with the cluster is missing: judges with the objects that are there.
             self.started = true;
@@ -304,7 +363,15 @@ impl<R: Read + Seek> Player<R> {
             let (facts, _) = history.save();
             history.restore_facts(facts);
         }
-        let end = self.next_record.saturating_add(count).min(self.block.records.len());
+        if let Some(latest) = self.block.unread {
+            self.pipeline.pass(newest.unwrap_or(latest));
+            return;
+        }
+        let end = self.next_record.saturating_add(count as usize).min(self.block.records.len());
+        if matches!(self.part, Part::Flows(_)) {
+            self.wanted_records(end);
+            return;
+        }
         let is_recording = self.pipeline.is_recording();
         let records = self.block.records.range(self.next_record..end);
         let sightings = records.filter_map(|record| {
@@ -320,6 +387,24 @@ impl<R: Read + Seek> Player<R> {
         });
         self.pipeline.observe_first(sightings);
         self.pipeline.record(&mut self.records);
+        self.next_record = end;
+    }
+
+    /// Observes the wanted records up to this one.
+    fn wanted_records(&mut self, end: usize) {
+        let Self { block, decoder, pipeline, part: Part::Flows(wanted), .. } = self else { return };
+        for record in block.records.range(self.next_record..end) {
+            let Ok(sighting) = decoder.decode(record) else {
+                self.undecodable += 1;
+                continue;
+            };
+            self.newest = self.newest.max(sighting.time);
+            if wanted.takes(&sighting) {
+                pipeline.observe_first([sighting]);
+            } else {
+                pipeline.pass(sighting.time);
+            }
+        }
         self.next_record = end;
     }
 

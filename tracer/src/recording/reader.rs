@@ -3,19 +3,22 @@
 //! Owns the search for intact blocks and the account of missing ones. Memory is bounded by one compressed block, its
 //! payload and its records, whatever the file contains; every byte is read a bounded number of times.
 
-use std::{
-    collections::VecDeque,
-    io::{self, Read, Seek, SeekFrom},
-};
+mod last;
+mod narrow;
+
+use std::io::{self, Read, Seek, SeekFrom};
 
 use bytes::Buf;
 
 use super::{
     frame::{self, FILE_MAGIC, FRAME_HEADER_BYTES, FRAME_MAGIC, Frame, FrameKind, MAX_PAYLOAD_BYTES},
     header::{Header, Unsuitable},
-    item::{Assembler, Item},
+    index::Plan,
     records::{Records, unpack},
 };
+pub(super) use last::last_time;
+pub use narrow::Reading;
+
 use crate::{error::Hint, time::Timestamp};
 
 /// A file with another beginning is a damaged recording if a frame begins within its first bytes, otherwise it is not a
@@ -23,9 +26,9 @@ use crate::{error::Hint, time::Timestamp};
 const FRAME_WITHIN: usize = 4 << 20;
 /// The limit of checksums over bytes that are read again, in bytes. Above it a frame's length is trusted.
 const AGAIN_BYTES: u64 = 256 << 20;
-/// A trace advances at least once in so many blocks at its end.
-const LAST_BLOCKS: usize = 4;
 const READ_BYTES: usize = 256 << 10;
+/// The header is smaller.
+const FIRST_BYTES: usize = 16 << 10;
 
 /// Why a recording cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -106,6 +109,8 @@ pub(super) struct Block {
     pub(super) records: Records,
     /// A block before it is missing.
     pub(super) after_damage: bool,
+    /// Its records were not read, because the index names none that is wanted. Their latest time.
+    pub(super) unread: Option<Timestamp>,
 }
 
 /// A recording that is being read.
@@ -125,6 +130,11 @@ pub(super) struct Reader<R> {
     checked_again: u64,
     decompressor: zstd::bulk::Decompressor<'static>,
     payload: Vec<u8>,
+    /// How much is read at once, at least.
+    read_bytes: usize,
+    /// The frames to read, and the next of them; `None` for all.
+    plan: Option<(Plan, usize)>,
+    reading: Reading,
 }
 
 impl<R> std::fmt::Debug for Reader<R> {
@@ -152,7 +162,12 @@ impl<R: Read + Seek> Reader<R> {
             checked_again: 0,
             decompressor: zstd::bulk::Decompressor::new()?,
             payload: Vec::new(),
+            read_bytes: FIRST_BYTES,
+            plan: None,
+            reading: Reading::default(),
         };
+        reader.reading.total_bytes = reader.file.seek(SeekFrom::End(0))?;
+        reader.file.seek(SeekFrom::Start(0))?;
         let sound = reader.begin()?;
         if !sound && !reader.has_frame_nearby()? {
             return Err(OpenError::NotARecording);
@@ -160,15 +175,19 @@ impl<R: Read + Seek> Reader<R> {
         let json = loop {
             match reader.frame()? {
                 Some(FrameKind::Header) => break std::mem::take(&mut reader.payload),
-                Some(FrameKind::Items) => {}
+                Some(FrameKind::Items | FrameKind::Index) => {}
                 None => return Err(OpenError::NoHeader),
             }
         };
         let header: Header = serde_json::from_slice(&json).map_err(OpenError::Header)?;
         header.check()?;
-        reader.file.seek(SeekFrom::Start(0))?;
-        (reader.window, reader.base, reader.at) = (Vec::new(), 0, 0);
-        (reader.end_of_file, reader.expected, reader.open) = (false, 0, None);
+        if reader.base == 0 {
+            reader.at = 0;
+        } else {
+            reader.go_to(0)?;
+        }
+        (reader.expected, reader.open) = (0, None);
+        reader.read_bytes = READ_BYTES;
         (reader.damage, reader.damage_count, reader.checked_again) = (Vec::new(), 0, 0);
         reader.begin()?;
         Ok((reader, header))
@@ -208,24 +227,47 @@ impl<R: Read + Seek> Reader<R> {
     }
 
     /// Adds the records of the block that [`Self::next_items`] read last. None if they cannot be unpacked.
-    pub(super) fn add_records(&self, block: &mut Block) {
+    pub(super) fn add_records(&mut self, block: &mut Block) {
+        if block.unread.is_some() {
+            return;
+        }
         if self.split(block, true).is_none() {
             block.records.clear();
         }
+        self.count_unpacked(block);
+    }
+
+    fn count_unpacked(&mut self, block: &Block) {
+        self.reading.unpacked += u64::from(!block.records.is_empty());
+    }
+
+    /// Reads on from this place.
+    fn go_to(&mut self, offset: u64) -> io::Result<()> {
+        self.file.seek(SeekFrom::Start(offset))?;
+        self.window.clear();
+        (self.base, self.at, self.end_of_file) = (offset, 0, false);
+        Ok(())
     }
 
     fn next(&mut self, block: &mut Block, with_records: bool) -> io::Result<bool> {
         block.after_damage = false;
+        block.unread = None;
+        if self.plan.is_some()
+            && let Some(found) = self.next_planned(block, with_records)?
+        {
+            return Ok(found);
+        }
         loop {
             let before = self.damage_count;
             let kind = self.frame()?;
             block.after_damage |= self.damage_count > before;
             match kind {
                 None => return Ok(false),
-                Some(FrameKind::Header) => continue,
+                Some(FrameKind::Header | FrameKind::Index) => continue,
                 Some(FrameKind::Items) => {}
             }
             if self.split(block, with_records).is_some() {
+                self.count_unpacked(block);
                 return Ok(true);
             }
             // The checksum is right but the contents are invalid: another program wrote it.
@@ -245,7 +287,8 @@ impl<R: Read + Seek> Reader<R> {
             block.records.clear();
             return Some(());
         }
-        unpack(payload, &mut block.records).ok()
+        unpack(payload, &mut block.records).ok()?;
+        Some(())
     }
 
     /// Reads the next intact frame of this recording. Its payload is in `self.payload`.
@@ -340,46 +383,6 @@ impl<R: Read + Seek> Reader<R> {
     }
 }
 
-/// The latest time in the last blocks of a recording, found by the frames' headers alone; `None` if a frame is damaged.
-pub(super) fn last_time<R: Read + Seek>(mut file: R) -> Option<Timestamp> {
-    let mut offset = FILE_MAGIC.len() as u64;
-    let mut last = VecDeque::with_capacity(LAST_BLOCKS);
-    let mut header = [0; FRAME_HEADER_BYTES];
-    loop {
-        file.seek(SeekFrom::Start(offset)).ok()?;
-        if file.read_exact(&mut header).is_err() {
-            break;
-        }
-        let frame = Frame::decode(&header)?;
-        offset += (FRAME_HEADER_BYTES + frame.compressed_bytes as usize) as u64;
-        if frame.kind == FrameKind::Items {
-            if last.len() == LAST_BLOCKS {
-                last.pop_front();
-            }
-            last.push_back((offset - u64::from(frame.compressed_bytes), frame));
-        }
-    }
-    let mut time = None;
-    for (offset, frame) in last {
-        let mut compressed = vec![0; frame.compressed_bytes as usize];
-        file.seek(SeekFrom::Start(offset)).ok()?;
-        file.read_exact(&mut compressed).ok()?;
-        let payload = zstd::bulk::decompress(&compressed, frame.payload_bytes as usize).ok()?;
-        let mut rest = payload.as_slice();
-        let length = rest.try_get_u32_le().ok()? as usize;
-        let (mut items, mut assembler) = (rest.get(..length)?, Assembler::default());
-        while let Some(item) = assembler.next(&mut items) {
-            let of_item = match item {
-                Ok(Item::Advance(now) | Item::Finish(now)) => Some(now),
-                Ok(Item::End(end)) => Some(end.ended),
-                Ok(_) | Err(_) => None,
-            };
-            time = time.max(of_item);
-        }
-    }
-    time
-}
-
 impl<R> Reader<R> {
     fn offset(&self) -> u64 {
         self.base + self.at as u64
@@ -399,8 +402,9 @@ impl<R: Read> Reader<R> {
         self.base += self.at as u64;
         self.window.drain(..self.at);
         self.at = 0;
-        let wanted = bytes.max(READ_BYTES) - self.window.len();
+        let wanted = bytes.max(self.read_bytes).saturating_sub(self.window.len());
         let read = (&mut self.file).take(wanted as u64).read_to_end(&mut self.window)?;
+        self.reading.bytes += read as u64;
         self.end_of_file = read < wanted;
         Ok(())
     }

@@ -2,11 +2,12 @@
 //!
 //! Owns that every input reaches both or neither. Without a recorder it is only the pipeline.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use super::{End, Failure, Finished, NodeReading, Recorder, Records, item::HookChanged};
 use crate::{
     cluster::{Cluster, Update},
+    diagnosis::OtherFlows,
     flow::Suppressed,
     node::Snapshot,
     session::{Judgements, Pipeline, SavedChanges, WallStep},
@@ -41,6 +42,21 @@ impl Recorded {
     /// As [`Pipeline::note_crossings`].
     pub(crate) fn note_crossings(&mut self) {
         self.pipeline.note_crossings();
+    }
+
+    /// As [`Pipeline::note_other_flows`].
+    pub(crate) fn note_other_flows(&mut self) {
+        self.pipeline.note_other_flows();
+    }
+
+    /// As [`Pipeline::take_other_flows`].
+    pub(crate) fn take_other_flows(&mut self) -> BTreeSet<OtherFlows> {
+        self.pipeline.take_other_flows()
+    }
+
+    /// As [`Pipeline::pass`]. Only without a recorder.
+    pub(super) fn pass(&mut self, time: Timestamp) {
+        self.pipeline.pass(time);
     }
 
     /// As [`Pipeline::stay_on_trace_clock`].

@@ -12,6 +12,7 @@ use super::{
     header::Header,
     item::Assembler,
     reader::{Block, OpenError, Reader},
+    wanted::Wanted,
 };
 use crate::{kernel::decode::Decoder, session::WallSteps, sighting::Sighting, time::Timestamp};
 
@@ -53,6 +54,11 @@ impl<R: Read + Seek> Sightings<R> {
             wall_steps: WallSteps::default(),
             undecodable: 0,
         })
+    }
+
+    /// Before the first sighting: leaves out blocks without these addresses, as far as the file's index shows them.
+    pub fn narrow(&mut self, wanted: &Wanted) -> io::Result<()> {
+        self.reader.narrow(|addressed, _| wanted.is_in(addressed))
     }
 
     pub fn header(&self) -> &Header {

@@ -14,9 +14,11 @@ use std::{
 use super::{
     End, Header, OpenError, Player, Step,
     frame::FILE_MAGIC,
-    reader::{Damage, Reader},
+    item::Assembler,
+    reader::{Block, Damage, Reader, Reading},
 };
 use crate::{
+    cluster::model::Object,
     error::{Hint, sentence},
     session::{Detail, Judgements},
     time::Timestamp,
@@ -55,6 +57,16 @@ impl UnusableFile {
     pub(crate) fn open(path: &Path, error: &OpenError) -> Self {
         Self { path: path.to_owned(), why: sentence(error), hint: error.hint() }
     }
+}
+
+/// Whether a file has an index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum IndexState {
+    Usable,
+    /// It is damaged or contradicts itself.
+    Damaged,
+    /// The file was cut off, or an older viptrace wrote it.
+    Missing,
 }
 
 /// The traces in files and folders.
@@ -233,6 +245,42 @@ impl Tape {
         &self.all
     }
 
+    /// The same trace from its beginning, not yet played.
+    pub(crate) fn again(&self) -> Self {
+        Self::new(self.header.clone(), self.all.iter().cloned().collect(), self.detail)
+    }
+
+    /// How much of its files was read so far.
+    pub(crate) fn reading(&self) -> Reading {
+        self.player().map(Player::reading).unwrap_or_default()
+    }
+
+    /// Passes the cluster's objects in its files to `take`, every version of each: those of the beginning, and those that
+    /// arrived later.
+    pub(crate) fn objects(&self, mut take: impl FnMut(&Object)) -> Result<(), UnusableFile> {
+        for path in &self.all {
+            let opened = regular(path)
+                .and_then(|file| Reader::open(file).map_err(|error| UnusableFile::open(path, &error)));
+            // A replay says that this file cannot be read.
+            let Ok((mut reader, _)) = opened else { continue };
+            let failed = |error: io::Error| UnusableFile::io(path, &error);
+            reader.narrow(|_, _| false).map_err(failed)?;
+            let (mut block, mut assembler) = (Block::default(), Assembler::default());
+            while reader.next_items(&mut block).map_err(failed)? {
+                if block.after_damage {
+                    assembler.forget();
+                }
+                let mut items = block.items.as_slice();
+                while let Some(item) = assembler.next(&mut items) {
+                    if let Ok(item) = item {
+                        item.objects(&mut take);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Before the first step: how healthy flows are reported.
     pub fn set_detail(&mut self, detail: Detail) {
         self.detail = detail;
@@ -241,6 +289,22 @@ impl Tape {
     /// The player, after the first step.
     pub fn player(&self) -> Option<&Player<File>> {
         self.playing.as_ref().map(|playing| &playing.player)
+    }
+
+    /// The same, to read what its pipeline noted.
+    pub(crate) fn player_mut(&mut self) -> Option<&mut Player<File>> {
+        self.playing.as_mut().map(|playing| &mut playing.player)
+    }
+
+    /// The state of its first file's index.
+    pub(crate) fn index(&self) -> IndexState {
+        let opened = self.all.first().and_then(|path| Reader::open(regular(path).ok()?).ok());
+        let Some((mut reader, _)) = opened else { return IndexState::Missing };
+        match reader.narrow(|_, _| false) {
+            Ok(()) if reader.is_planned() => IndexState::Usable,
+            Ok(()) if reader.reading().is_index_unusable => IndexState::Damaged,
+            Ok(()) | Err(_) => IndexState::Missing,
+        }
     }
 
     /// The latest time so far.

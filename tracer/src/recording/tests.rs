@@ -1,7 +1,13 @@
 //! Hostile recordings: intact frames with right checksums around contents that viptrace never writes. And private ones:
 //! what is never written.
 
-use std::{collections::BTreeSet, fs, io::Cursor, path::Path, sync::OnceLock};
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    io::{Cursor, Read, Seek},
+    path::Path,
+    sync::{Arc, OnceLock},
+};
 
 use bytes::BufMut as _;
 use proptest::{collection::vec, prelude::*, sample::Index};
@@ -9,11 +15,16 @@ use proptest::{collection::vec, prelude::*, sample::Index};
 use super::{
     Addresses, DamageKind, End, Header, Player, Recorder, Records, Step, create,
     frame::{FILE_MAGIC, Frame, FrameKind},
-    item::{Item, MAX_BODY_BYTES, put_piece},
+    item::{Assembler, Item, MAX_BODY_BYTES, put_piece},
     reader::{Block, Reader},
     records::Packer,
+    writer::Blocks,
 };
-use crate::{session::Detail, time::Timestamp};
+use crate::{
+    kernel::decode::{Decoder, Mask},
+    session::Detail,
+    time::Timestamp,
+};
 
 fn framed(kind: FrameKind, sequence: u32, payload: &[u8]) -> Vec<u8> {
     let compressed = zstd::bulk::compress(payload, 1).unwrap();
@@ -82,7 +93,7 @@ fn payload(records: &[Vec<u8>], items: &[Item]) -> Vec<u8> {
     let mut body = Vec::new();
     for (index, record) in records.iter().enumerate() {
         assert!(packer.push(record));
-        for item in [Some(&Item::Records(1)), items.get(index)].into_iter().flatten() {
+        for item in [Some(&Item::Records(1, None)), items.get(index)].into_iter().flatten() {
             let (kind, bytes) = item.encode().unwrap();
             put_piece(&mut body, kind, &bytes, false);
         }
@@ -243,7 +254,7 @@ fn written(records: &[Vec<u8>], addresses: &Addresses) -> Vec<Vec<u8>> {
     }
     recorder.records(&mut batch);
     assert_eq!(recorder.finish(End::default()).records, records.len() as u64);
-    let (mut reader, _) = Reader::open(fs::File::open(&path).unwrap()).unwrap();
+    let (mut reader, _) = Reader::open(File::open(&path).unwrap()).unwrap();
     let (mut block, mut read) = (Block::default(), Vec::new());
     while reader.next_block(&mut block).unwrap() {
         read.extend(block.records.iter().map(<[u8]>::to_vec));
@@ -341,4 +352,32 @@ fn no_kernel_address_enters_a_recording() {
             assert!(!regions.contains(&region), "{bytes:x?}");
         }
     }
+}
+
+/// Copies a recording into a file with an index, in blocks of at most so many records.
+pub(crate) fn copy(from: impl Read + Seek, to: &Path, block_records: usize) {
+    let (mut reader, header) = Reader::open(from).unwrap();
+    let layout = Arc::new(header.layout());
+    let (mask, decoder) = (Mask::new(&layout), Decoder::new(layout, header.clock_offset_ns));
+    let json = serde_json::to_vec(&header).unwrap();
+    let file = File::create(to).unwrap();
+    let mut blocks = Blocks::begin(file, json, header.started, mask, decoder, Addresses::default()).unwrap();
+    blocks.set_block_records(block_records);
+    let (mut block, mut assembler) = (Block::default(), Assembler::default());
+    while reader.next_block(&mut block).unwrap() {
+        let (mut items, mut next) = (block.items.as_slice(), 0);
+        while let Some(item) = assembler.next(&mut items) {
+            let Item::Records(count, _) = item.as_ref().unwrap() else {
+                blocks.item(&item.unwrap());
+                continue;
+            };
+            let mut batch = Records::default();
+            for record in block.records.range(next..next + *count as usize) {
+                assert!(batch.push(record));
+            }
+            next += *count as usize;
+            blocks.records(&mut batch);
+        }
+    }
+    assert_eq!(blocks.close().failure, None);
 }

@@ -28,7 +28,7 @@ use crate::{
     cluster::{Cluster, Update},
     error::Hint,
     flow::Suppressed,
-    kernel::decode::Mask,
+    kernel::decode::{Decoder, Mask},
     node::Snapshot,
     platform,
     session::{SavedChanges, WallStep},
@@ -152,8 +152,10 @@ impl Recorder {
     ) -> Result<Self, CreateError> {
         let failed = |error| CreateError::Begin { path: path.to_owned(), error };
         let json = serde_json::to_vec(header).map_err(|error| failed(error.into()))?;
-        let mask = Mask::new(&header.layout());
-        let blocks = Blocks::begin(file, json, header.started, mask, addresses).map_err(failed)?;
+        let layout = Arc::new(header.layout());
+        let mask = Mask::new(&layout);
+        let decoder = Decoder::new(layout, header.clock_offset_ns);
+        let blocks = Blocks::begin(file, json, header.started, mask, decoder, addresses).map_err(failed)?;
         let (queue, messages) = mpsc::sync_channel(QUEUE);
         let (ended, done) = mpsc::channel();
         let shared = Arc::new(Shared::default());

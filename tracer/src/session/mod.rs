@@ -18,7 +18,7 @@ mod wall_clock;
 pub mod why;
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     net::SocketAddr,
     sync::Arc,
     time::Duration,
@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     cluster::{Address, Cluster, Key, Membership, Update},
-    diagnosis::{self, Context, HookGap, Translations},
+    diagnosis::{self, Context, HookGap, OtherFlows, Translations},
     flow::{Counters, Flow, FlowTable, Limits, Suppressed},
     net::Netns,
     node::Snapshot,
@@ -301,6 +301,21 @@ impl Pipeline {
         for sighting in sightings {
             self.flows.observe(sighting);
         }
+    }
+
+    /// A sighting of this time is left out of a replay: see [`FlowTable::pass`].
+    pub(crate) fn pass(&mut self, time: Timestamp) {
+        self.flows.pass(time);
+    }
+
+    /// Notes from now on which other flows' evidence verdicts rest on.
+    pub(crate) fn note_other_flows(&mut self) {
+        self.translations.note_uses();
+    }
+
+    /// The other flows whose evidence verdicts rested on since the last call, each kind once.
+    pub(crate) fn take_other_flows(&mut self) -> BTreeSet<OtherFlows> {
+        self.translations.take_uses()
     }
 
     /// The stale ones (C8) of the node's UDP entries, which can be older than the trace: they lead to a former endpoint,

@@ -250,9 +250,8 @@ fn sample() -> &'static Sample {
 fn a_file_cut_anywhere_gives_its_intact_blocks_and_its_end() {
     let Sample { bytes, frames, lines } = sample();
     let inside = |frame: usize| frames[frame] + 40;
-    for (cut, whole_blocks) in
-        [(inside(3), true), (inside(2), true), (bytes.len() - 1, true), (frames[2], false)]
-    {
+    let index = *frames.last().unwrap();
+    for (cut, whole_blocks) in [(inside(3), true), (inside(2), true), (index - 1, true), (frames[2], false)] {
         let (said, end, player) = replay(bytes[..cut].to_vec(), Detail::Faults);
         assert_eq!(end, None, "cut at {cut}");
         let (damage, count) = player.damage();
@@ -265,6 +264,12 @@ fn a_file_cut_anywhere_gives_its_intact_blocks_and_its_end() {
         assert!(!said.is_empty() && said.len() < lines.len() + 300);
         assert!(player.pipeline().counters().sightings > 0);
     }
+
+    // Only the index, which adds nothing to what is there.
+    let (said, end, player) = replay(bytes[..bytes.len() - 1].to_vec(), Detail::Faults);
+    assert!(end.is_some() && said == *lines);
+    let (damage, count) = player.damage();
+    assert_eq!((damage[0].kind, damage[0].offset, count), (DamageKind::Truncated, index as u64, 1));
 }
 
 #[test]

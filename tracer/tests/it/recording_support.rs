@@ -157,7 +157,14 @@ pub(crate) struct Traffic {
     sockets: Vec<u64>,
     /// Of a hundred connections.
     failing: u64,
+    flows: u64,
+    /// Every so many flows one is of [`RARE_CLIENT`]; never with 0.
+    pub(crate) rare_every: u64,
+    /// The client of the last flow.
+    pub(crate) last: (Ipv4Addr, u16),
 }
+
+pub(crate) const RARE_CLIENT: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 57);
 
 const CONFIRM: usize = 0;
 const CLIENT_OPEN: usize = 1;
@@ -189,6 +196,9 @@ impl Traffic {
             entries: pool(&mut random, 65_536, 256),
             sockets: pool(&mut random, 8192, 2240),
             failing: 1,
+            flows: 0,
+            rare_every: 0,
+            last: (Ipv4Addr::UNSPECIFIED, 0),
             random,
         }
     }
@@ -215,9 +225,14 @@ impl Traffic {
         self.next_flow_ns += self.random.exponential(self.mean_gap_ns);
         let random = &mut self.random;
         let cpu = random.below(8) as u16;
-        let client = Ipv4Addr::new(10, 244, 1, [100, 101, 20, 31][random.below(4) as usize]);
+        let mut client = Ipv4Addr::new(10, 244, 1, [100, 101, 20, 31][random.below(4) as usize]);
+        self.flows += 1;
+        if self.rare_every > 0 && self.flows.is_multiple_of(self.rare_every) {
+            client = RARE_CLIENT;
+        }
         // As the kernel chooses ports: even ones for connect(), by a keyed hash.
         let port = (32_768 + random.below(14_116) * 2) as u16;
+        self.last = (client, port);
         if random.below(100) < self.failing {
             return self.failure(start, client, port, cpu);
         }

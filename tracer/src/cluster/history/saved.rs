@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::{History, MAX_OBJECTS};
 use crate::{
     cluster::{
-        model::{EndpointSlice, Key, Kind, Node, Pod, Service},
+        model::{EndpointSlice, Key, Kind, Node, Object, Pod, Service},
         timeline::Timeline,
     },
     time::Timestamp,
@@ -32,6 +32,21 @@ pub enum SavedObject {
     EndpointSlice(Line<EndpointSlice>),
     Pod(Line<Pod>),
     Node(Line<Node>),
+}
+
+impl SavedObject {
+    /// Its versions, without deletions.
+    pub(crate) fn versions(self) -> Vec<Object> {
+        fn of<T>(line: Line<T>, object: fn(Arc<T>) -> Object) -> Vec<Object> {
+            line.versions.into_iter().filter_map(|(_, version)| version).map(object).collect()
+        }
+        match self {
+            Self::Service(line) => of(line, Object::Service),
+            Self::EndpointSlice(line) => of(line, Object::EndpointSlice),
+            Self::Pod(line) => of(line, Object::Pod),
+            Self::Node(line) => of(line, Object::Node),
+        }
+    }
 }
 
 /// The facts of a history besides its objects.

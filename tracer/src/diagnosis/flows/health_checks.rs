@@ -93,7 +93,7 @@ fn is_outside(flow: &Flow, ctx: &Context<'_>) -> bool {
 /// balancer's configuration decides.
 pub(super) fn judge(case: &Case<'_>) -> Option<Finding> {
     let flow = case.flow;
-    let period = case.ctx.translations.visitors().period(flow)?;
+    let period = case.ctx.translations.visitors(flow, || is_outside(flow, case.ctx)).period(flow)?;
     if !is_outside(flow, case.ctx) || carried_data(flow) || flow.lost > 0 {
         return None;
     }

@@ -35,7 +35,7 @@ use case::{Case, Choice};
 use super::finding::{Finding, rules_of_endpoint};
 
 pub(crate) use self::record::service_ref;
-pub use self::translations::Translations;
+pub use self::translations::{OtherFlows, Translations};
 use crate::{
     class::{Class, Confidence},
     cluster::{Address, History, Key, Membership, Via},

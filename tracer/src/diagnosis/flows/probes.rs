@@ -108,7 +108,7 @@ pub(super) fn probe(flow: &Flow, ctx: &Context<'_>) -> Option<Finding> {
     if task.is_some_and(|task| !KUBELETS.contains(&&*task.comm)) {
         return None;
     }
-    Some(probe_finding(flow, pod, &probes, ctx.translations.rhythms(), task))
+    Some(probe_finding(flow, pod, &probes, ctx, task))
 }
 
 /// How far the end of a failed probe may lie from its timeout.
@@ -117,7 +117,7 @@ const TIMEOUT_SLACK: Duration = Duration::from_millis(250);
 /// The names of the probes that this connection can be: a probe without an answer ends at its timeout, which excludes
 /// probes with another one, and so does the rhythm of the connections before. (The connection of an answered probe has the
 /// same form whatever its kind.)
-fn possible_kinds(flow: &Flow, probes: &[&Probe], rhythms: &Rhythms) -> Vec<String> {
+fn possible_kinds(flow: &Flow, probes: &[&Probe], ctx: &Context<'_>) -> Vec<String> {
     let life = flow.client.closed.map(|closed| closed.time.since(flow.first_seen));
     let unanswered = matches!(flow.outcome(), Outcome::Stalled | Outcome::Abandoned);
     let ends_in_time =
@@ -127,7 +127,9 @@ fn possible_kinds(flow: &Flow, probes: &[&Probe], rhythms: &Rhythms) -> Vec<Stri
     if possible.is_empty() {
         possible = probes.iter().collect();
     }
-    if let Some(period) = rhythms.period(flow, &possible) {
+    if probes.len() > 1
+        && let Some(period) = ctx.translations.rhythms(flow.orig.dst.socket()).period(flow, &possible)
+    {
         possible.retain(|probe| probe.period == period);
     }
     let mut kinds: Vec<String> = possible.iter().map(|probe| probe.kind.to_string()).collect();
@@ -140,7 +142,7 @@ fn probe_finding(
     flow: &Flow,
     pod: &Pod,
     probes: &[&Probe],
-    rhythms: &Rhythms,
+    ctx: &Context<'_>,
     task: Option<&Task>,
 ) -> Finding {
     let key = &pod.key;
@@ -155,7 +157,7 @@ fn probe_finding(
         flow.outcome(),
         Outcome::Closed | Outcome::Established | Outcome::Reset(_) | Outcome::Pending
     );
-    let possible = possible_kinds(flow, probes, rhythms);
+    let possible = possible_kinds(flow, probes, ctx);
     let kinds = possible.join(" or ");
     let port = flow.orig.dst.port();
     let specified = if probes.len() == 1 {

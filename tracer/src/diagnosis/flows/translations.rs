@@ -3,7 +3,12 @@
 //!
 //! Owns a bounded memory across flows. The trace records each flow here before it judges the flow.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use foldhash::HashMap;
 
@@ -22,6 +27,17 @@ const RECENTLY: Duration = Duration::from_mins(1);
 /// So many answered flows show that a Service answers datagrams.
 const MIN_ANSWERS: u32 = 3;
 
+/// Other flows whose evidence a verdict rests on. A verdict on less than all of them can differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum OtherFlows {
+    /// To this address.
+    To(SocketAddr),
+    /// From this client to this address.
+    Between(IpAddr, SocketAddr),
+    /// Flows to any Service.
+    Any,
+}
+
 #[derive(Debug, Default)]
 pub struct Translations {
     untranslated: HashMap<SocketAddr, Timestamp>,
@@ -36,6 +52,8 @@ pub struct Translations {
     served_elsewhere: Option<Timestamp>,
     visitors: Visitors,
     rhythms: Rhythms,
+    /// What verdicts used, if a caller wants to know.
+    uses: Option<Mutex<BTreeSet<OtherFlows>>>,
 }
 
 /// How many of a Service's datagram flows were answered, and how many were not although nothing was wrong.
@@ -58,11 +76,36 @@ impl Translations {
         Self::default()
     }
 
-    pub(super) const fn visitors(&self) -> &Visitors {
+    /// Notes from now on what verdicts use.
+    pub fn note_uses(&mut self) {
+        self.uses.get_or_insert_default();
+    }
+
+    /// What verdicts used since the last call.
+    pub fn take_uses(&mut self) -> BTreeSet<OtherFlows> {
+        let uses = self.uses.as_mut().map(|uses| uses.get_mut().unwrap_or_else(PoisonError::into_inner));
+        uses.map(std::mem::take).unwrap_or_default()
+    }
+
+    fn uses(&self, flows: OtherFlows) {
+        if let Some(uses) = &self.uses {
+            let mut uses = uses.lock().unwrap_or_else(PoisonError::into_inner);
+            let has_room = uses.len() < MAX_SERVICES;
+            uses.insert(if has_room { flows } else { OtherFlows::Any });
+        }
+    }
+
+    /// The connections from this client to this address, if they can matter.
+    pub(super) fn visitors(&self, of: &Flow, can_matter: impl FnOnce() -> bool) -> &Visitors {
+        if self.uses.is_some() && can_matter() {
+            self.uses(OtherFlows::Between(of.orig.src.ip(), of.orig.dst.socket()));
+        }
         &self.visitors
     }
 
-    pub(super) const fn rhythms(&self) -> &Rhythms {
+    /// The connections to this address.
+    pub(super) fn rhythms(&self, to: SocketAddr) -> &Rhythms {
+        self.uses(OtherFlows::To(to));
         &self.rhythms
     }
 
@@ -136,38 +179,45 @@ impl Translations {
 
     /// Whether this Service was observed to answer datagrams.
     pub(super) fn answers(&self, asked: SocketAddr, protocol: Protocol) -> bool {
+        self.uses(OtherFlows::To(asked));
         self.answering.get(&(asked, protocol)).is_some_and(|answers| answers.are_the_rule())
     }
 
     /// Whether Services answered around `at` although this node's rules did not translate them: a program that bypasses
     /// netfilter serves them.
     pub(super) fn served_elsewhere(&self, at: Timestamp) -> bool {
+        self.uses(OtherFlows::Any);
         let lately = at.saturating_sub(RECENTLY);
         self.served_elsewhere.is_some_and(|time| time >= lately) && !self.translated_lately(at)
     }
 
     /// Whether this node's rules translated a Service around `at`.
     pub(super) fn translated_lately(&self, at: Timestamp) -> bool {
+        self.uses(OtherFlows::Any);
         self.last_translated.is_some_and(|time| time >= at.saturating_sub(RECENTLY))
     }
 
     /// When a connection to this address was last translated, after `at`.
     pub(super) fn translated_after(&self, vip: SocketAddr, at: Timestamp) -> Option<Timestamp> {
+        self.uses(OtherFlows::To(vip));
         self.translated.get(&vip).copied().filter(|time| *time > at)
     }
 
     /// When a connection to this address was last not translated, after `at`.
     pub(super) fn untranslated_after(&self, vip: SocketAddr, at: Timestamp) -> Option<Timestamp> {
+        self.uses(OtherFlows::To(vip));
         self.untranslated.get(&vip).copied().filter(|time| *time > at)
     }
 
     /// When this node's rules translated a Service before `at`: the last time, or the first if they have done so since.
     pub(super) fn translated_before(&self, at: Timestamp) -> Option<Timestamp> {
+        self.uses(OtherFlows::Any);
         [self.last_translated, self.first_translated].into_iter().flatten().find(|time| *time < at)
     }
 
     /// Whether this node's rules translated no Service around `at`, and left a Service other than `vip` untranslated.
     pub(super) fn other_services_untranslated(&self, vip: SocketAddr, at: Timestamp) -> bool {
+        self.uses(OtherFlows::Any);
         let lately = at.saturating_sub(RECENTLY);
         !self.translated_lately(at)
             && self.untranslated.iter().any(|(asked, time)| *asked != vip && *time >= lately)

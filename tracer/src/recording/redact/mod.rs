@@ -121,11 +121,13 @@ impl<R: Read + Seek> Redaction<R> {
     ) -> Result<Redacted, RedactError> {
         let layout = Arc::new(self.header.layout());
         let mask = Mask::new(&layout);
-        let (rewriter, mut decoder) =
-            (Rewriter::new(&layout), Decoder::new(layout, self.header.clock_offset_ns));
+        let rewriter = Rewriter::new(&layout);
+        let new_decoder = || Decoder::new(Arc::clone(&layout), self.header.clock_offset_ns);
+        let mut decoder = new_decoder();
         let header = redacted_header(&self.header, names);
         let json = serde_json::to_vec(&header).map_err(|error| RedactError::Write(error.into()))?;
-        let mut blocks = Blocks::begin(to, json, header.started, mask.clone(), Addresses::default())
+        let addresses = Addresses::default();
+        let mut blocks = Blocks::begin(to, json, header.started, mask.clone(), new_decoder(), addresses)
             .map_err(RedactError::Write)?;
         let mut redacted = Redacted::default();
         let (mut block, mut assembler) = (Block::default(), Assembler::default());
@@ -139,7 +141,7 @@ impl<R: Read + Seek> Redaction<R> {
             let mut next = 0;
             while let Some(item) = assembler.next(&mut items) {
                 let item = match item {
-                    Ok(Item::Records(count)) => {
+                    Ok(Item::Records(count, _)) => {
                         let mut undecodable = 0;
                         for index in next..next + count as usize {
                             let Some(record) = block.records.get(index) else { break };
@@ -194,7 +196,7 @@ fn lacks(blocks: &mut Blocks, records: u64, now: Timestamp) {
 /// `None` if it is no item any more.
 fn redacted_item(item: &Item, names: &mut Names) -> Option<Item> {
     match item {
-        Item::Records(_)
+        Item::Records(..)
         | Item::Advance(_)
         | Item::Lost(_)
         | Item::Prune(_)
