@@ -190,6 +190,15 @@ impl Tool {
         self.child.id()
     }
 
+    /// The number of its open files without a name: among them are its programs and their links to hooks.
+    pub fn unnamed_files(&self) -> Result<usize> {
+        let folder = format!("/proc/{}/fd", self.pid());
+        let files = fs::read_dir(&folder).with_context(|| format!("listing {folder}"))?;
+        // A file that was closed meanwhile has no target.
+        let targets = files.filter_map(|file| fs::read_link(file.ok()?.path()).ok());
+        Ok(targets.filter(|target| target.to_string_lossy().starts_with("anon_inode:")).count())
+    }
+
     /// The number of lines so far.
     pub fn line_count(&self) -> usize {
         self.lines.lock().lines.len()

@@ -1,7 +1,9 @@
 //! A module that is loaded while the trace runs: with the first REJECT of a node comes `nf_reject_ipv4`, and with it the hook
 //! that names a Service without endpoints.
 
-use anyhow::{Result, ensure};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
 use viptrace_class::Class;
 
 use super::check_kernel::unload_reject;
@@ -11,17 +13,24 @@ use crate::{
         Outcome, all_ended,
         client::{self, Script},
     },
+    wait,
     world::Stage,
 };
+
+/// The trace looks for new modules once a second.
+const ATTACH_LIMIT: Duration = Duration::from_secs(20);
 
 pub(super) fn story(stage: &mut Stage) -> Result<()> {
     stage.needs_viptrace()?;
     let rules = stage.rules()?.clone();
     unload_reject(stage)?;
     stage.watch()?;
+    let before = unnamed_files(stage)?;
     // The rules come back, and their REJECT loads the module.
     stage.break_rules(&rules)?;
-    stage.after_grace();
+    wait::until("the hooks of nf_reject_ipv4", ATTACH_LIMIT, || {
+        unnamed_files(stage).is_ok_and(|files| files > before).then_some(())
+    })?;
     let from = stage.place("shop/client-1")?;
     let attempts = client::connect(from, stage.vip("shop/checkout", "http")?, 4, 1, Script::exchange())?;
     all_ended(&attempts, &Outcome::Refused)?;
@@ -38,4 +47,9 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
         Ok(())
     });
     Ok(())
+}
+
+/// See [`crate::tool::Tool::unnamed_files`].
+fn unnamed_files(stage: &Stage) -> Result<usize> {
+    stage.tool().context("viptrace does not run")?.unnamed_files()
 }
