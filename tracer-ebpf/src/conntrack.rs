@@ -6,7 +6,7 @@ use aya_ebpf::{
     programs::{FEntryContext, FExitContext, ProbeContext, RawTracePointContext, RetProbeContext},
 };
 use tracer_ebpf::{
-    COMM_BYTES, CT_HEAD_BYTES, CTINFO_NONE, ConntrackRecord, Hook, IP_CT_NEW, IPS_SEEN_REPLY, Kind, MISSING,
+    CT_HEAD_BYTES, CTINFO_NONE, ConntrackRecord, Hook, IP_CT_NEW, IPS_SEEN_REPLY, Kind, MISSING,
     TableFullRecord,
 };
 
@@ -157,20 +157,20 @@ pub(crate) fn tcp_state(ct: u64) -> u32 {
     }
 }
 
-/// The namespace of an entry, by the entry's own words where they have the pointer to it.
-#[inline(never)]
-pub(crate) fn netns_of(head: &[u32; CT_HEAD_BYTES / 4], ct: u64) -> u32 {
-    let (base, inum) = (globals::OFF_CT_BASE.load(), globals::OFF_NET_INUM.load());
-    let net = match globals::OFF_CT_NET.load() {
-        offset if offset == MISSING || inum == MISSING => return 0,
-        offset => offset.wrapping_sub(base) as usize,
-    };
-    match head.get(net / 4..).and_then(|words| words.first_chunk()) {
-        Some(&[low, high]) if net.is_multiple_of(4) && cfg!(target_endian = "little") => {
-            let net = u64::from(low) | u64::from(high) << 32;
-            output::read(net.wrapping_add(u64::from(inum))).unwrap_or(0)
+/// The namespace of an entry whose beginning was copied from [`head`] to `copied`.
+///
+/// # Safety
+///
+/// `copied` must be valid for reads, and aligned to 4.
+#[inline(always)]
+pub(crate) unsafe fn netns_in(copied: *const [u8; CT_HEAD_BYTES], ct: u64) -> u32 {
+    match globals::OFF_CT_NET.load() {
+        MISSING => 0,
+        offset => {
+            let at = offset.wrapping_sub(globals::OFF_CT_BASE.load());
+            // SAFETY: as the caller promises.
+            unsafe { output::netns_in(copied, head(ct), at) }
         }
-        _ => netns(ct),
     }
 }
 
@@ -202,18 +202,13 @@ fn report(ctx: &impl EbpfContext, hook: Hook, ct: u64, note: &Note) {
             output::discard(entry);
             return;
         }
-        (*record).header = output::header(hook, Kind::Conntrack, netns(ct));
+        (*record).header = output::header(hook, Kind::Conntrack, netns_in(&raw const (*record).ct_head, ct));
         (*record).ct = ct;
         (*record).ctinfo = note.ctinfo;
         (*record).detail = note.detail;
         (*record).tcp_state = if note.with_tcp_state { tcp_state(ct) } else { MISSING };
-        if note.with_task {
-            (*record).pid = ctx.tgid();
-            (*record).comm = ctx.command().unwrap_or([0; COMM_BYTES]);
-        } else {
-            (*record).pid = 0;
-            (*record).comm = [0; COMM_BYTES];
-        }
+        (*record).pid = if note.with_task { ctx.tgid() } else { 0 };
+        output::command(&raw mut (*record).comm, note.with_task);
     }
     output::submit(entry);
 }

@@ -223,11 +223,11 @@ pub struct Decision {
     pub ct: u64,
     /// The client by which the decision is found.
     pub client: End,
-    pub netns: u32,
     /// As in [`ConntrackRecord::tcp_state`].
     pub tcp_state: u32,
     /// Its standing with the limits of failures: 0 until one meets it.
     pub standing: u32,
+    pub reserved: u32,
     pub ct_head: [u32; CT_HEAD_BYTES / 4],
 }
 
@@ -278,6 +278,16 @@ pub struct CountKey {
     pub endpoint_port: u16,
     /// `AF_INET` or `AF_INET6`.
     pub family: u16,
+}
+
+/// The connections of one [`CountKey`], in a place of [`map::TALLIES`] that its hash chooses: counted there without a search.
+/// A pair whose place another one owns is counted in [`map::COUNTS`], and so is each pair's first connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Tally {
+    /// All zero where the place is free.
+    pub key: CountKey,
+    pub count: u64,
 }
 
 /// The failures that share a limit.
@@ -409,6 +419,7 @@ const _: () = {
     assert!(size_of::<DecisionSet>() == 8 + DECISIONS_PER_SET * size_of::<Decision>());
     assert!(DECISIONS_PER_SET.is_power_of_two());
     assert!(size_of::<CountKey>() == 40);
+    assert!(size_of::<Tally>() == 48 && core::mem::offset_of!(Tally, count) == size_of::<CountKey>());
     assert!(size_of::<BucketKey>() == 44);
     assert!(size_of::<Bucket>() == 24);
 };
@@ -427,6 +438,10 @@ pub mod map {
     pub const CHOICES: &str = "CHOICES";
     /// Hash: [`super::CountKey`] to the connections started.
     pub const COUNTS: &str = "COUNTS";
+    /// Array of [`super::Tally`]s, by a hash of their key.
+    pub const TALLIES: &str = "TALLIES";
+    /// Hash set of the places in [`TALLIES`] that a pair owns.
+    pub const TALLY_OWNERS: &str = "TALLY_OWNERS";
     /// Hash set of [`super::End`]s that belong to Services.
     pub const SERVICES: &str = "SERVICES";
     /// LRU hash: [`super::BucketKey`] to [`super::Bucket`].

@@ -3,13 +3,15 @@
 use core::ptr;
 
 use aya_ebpf::{
-    EbpfContext as _, Global,
-    helpers::{bpf_get_smp_processor_id, bpf_ktime_get_ns, generated::bpf_probe_read_kernel},
+    EbpfContext, Global,
+    helpers::{
+        bpf_get_smp_processor_id, bpf_ktime_get_ns,
+        generated::{bpf_get_current_comm, bpf_probe_read_kernel},
+    },
     macros::map,
     maps::{PerCpuArray, RingBuf, ring_buf::RingBufEntry},
-    programs::RawTracePointContext,
 };
-use tracer_ebpf::{HOOK_SLOTS, Header, Hook, Kind, LOST_ANY, MISSING, REASON_NONE};
+use tracer_ebpf::{COMM_BYTES, HOOK_SLOTS, Header, Hook, Kind, LOST_ANY, MISSING, REASON_NONE};
 
 use crate::{globals, messages};
 
@@ -128,7 +130,7 @@ unsafe impl<T: Scalar, const N: usize> Scalar for [T; N] {}
 /// is known to have gets a load of its own, and the verifier removes the others. A probe read may start anywhere, and
 /// takes some 70 instructions.
 #[inline(always)]
-pub(crate) fn tracepoint_argument(ctx: &RawTracePointContext, position: u32) -> u32 {
+pub(crate) fn tracepoint_argument(ctx: &impl EbpfContext, position: u32) -> u32 {
     match position {
         2 => third_argument(ctx),
         3 => fourth_argument(ctx),
@@ -142,7 +144,7 @@ macro_rules! argument_at {
     ($name:ident, $position:literal, $load:literal) => {
         #[cfg(target_arch = "bpf")]
         #[inline(always)]
-        fn $name(ctx: &RawTracePointContext) -> u32 {
+        fn $name(ctx: &impl EbpfContext) -> u32 {
             let value: u64;
             // SAFETY: the instruction reads the context only. The verifier refuses an offset that it does not have.
             unsafe {
@@ -152,8 +154,8 @@ macro_rules! argument_at {
         }
 
         #[cfg(not(target_arch = "bpf"))]
-        fn $name(ctx: &RawTracePointContext) -> u32 {
-            ctx.arg($position)
+        fn $name(ctx: &impl EbpfContext) -> u32 {
+            read(ctx.as_ptr() as u64 + $position * 8).unwrap_or(REASON_NONE)
         }
     };
 }
@@ -180,15 +182,55 @@ pub(crate) unsafe fn copy<const N: usize>(to: *mut [u8; N], address: u64) -> boo
     unsafe { bpf_probe_read_kernel(to.cast(), N as u32, ptr::with_exposed_provenance(address as usize)) == 0 }
 }
 
+/// Writes the current task's name, or zeros. By the helper and in words: the compiler would copy an array of bytes, or
+/// clear it, byte by byte.
+///
+/// # Safety
+///
+/// `to` must be valid for a write of [`COMM_BYTES`], which may be uninitialised before, and aligned to 4.
+#[inline(always)]
+pub(crate) unsafe fn command(to: *mut [u8; COMM_BYTES], is_wanted: bool) {
+    // SAFETY: the helper writes all of `to`, zeros where there is no task, or the words are in it, as the caller promises.
+    unsafe {
+        if is_wanted {
+            bpf_get_current_comm(to.cast(), COMM_BYTES as u32);
+        } else {
+            to.cast::<[u32; COMM_BYTES / 4]>().write([0; COMM_BYTES / 4]);
+        }
+    }
+}
+
 /// The inode number of the namespace behind a `possible_net_t` at `address`, 0 where it cannot be read.
 #[inline(always)]
 pub(crate) fn netns_behind(address: u64) -> u32 {
-    let inum = globals::OFF_NET_INUM.load();
-    if inum == MISSING {
-        return 0;
+    read::<u64>(address).map_or(0, netns_at)
+}
+
+/// The same where the beginning of the structure at `base` was copied to `head`: the pointer is mostly in the copy.
+///
+/// # Safety
+///
+/// `head` must be valid for reads, and aligned to 4.
+#[inline(always)]
+pub(crate) unsafe fn netns_in<const N: usize>(head: *const [u8; N], base: u64, offset: u32) -> u32 {
+    let at = offset as usize;
+    if at > N - size_of::<u64>() || !at.is_multiple_of(4) || cfg!(target_endian = "big") {
+        return netns_behind(base.wrapping_add(u64::from(offset)));
     }
-    match read::<u64>(address) {
-        Some(net) => read(net.wrapping_add(u64::from(inum))).unwrap_or(0),
-        None => 0,
+    // SAFETY: both words lie within the copy, as was compared. The reads are volatile, because the compiler would join them to
+    // one of 8 bytes, which the verifier refuses at this alignment.
+    let (low, high) = unsafe {
+        let words = head.cast::<u32>().add(at / 4);
+        (words.read_volatile(), words.add(1).read_volatile())
+    };
+    netns_at(u64::from(low) | u64::from(high) << 32)
+}
+
+/// The inode number of the namespace at `net`, 0 where it cannot be read.
+#[inline(always)]
+fn netns_at(net: u64) -> u32 {
+    match globals::OFF_NET_INUM.load() {
+        MISSING => 0,
+        inum => read(net.wrapping_add(u64::from(inum))).unwrap_or(0),
     }
 }

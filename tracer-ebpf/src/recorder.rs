@@ -16,8 +16,8 @@ use aya_ebpf::{
     maps::{Array, HashMap, PerCpuArray},
 };
 use tracer_ebpf::{
-    COMM_BYTES, CT_HEAD_BYTES, ConntrackRecord, CountKey, DECISIONS_PER_SET, Decision, DecisionSet, End,
-    Header, Hook, IP_CT_NEW, Kind, MISSING, SUPPRESSED_SLOTS, UNCOUNTED,
+    CT_HEAD_BYTES, ConntrackRecord, CountKey, DECISIONS_PER_SET, Decision, DecisionSet, End, Header, Hook,
+    IP_CT_NEW, Kind, MISSING, SUPPRESSED_SLOTS, Tally, UNCOUNTED,
 };
 
 use crate::{conntrack, failures, globals, output};
@@ -30,6 +30,14 @@ static DECISIONS: Array<DecisionSet> = Array::with_max_entries(1, 0);
 /// Not per CPU: its size would depend on their number, and two of them rarely count for one endpoint at the same time.
 #[map]
 static COUNTS: HashMap<CountKey, u64> = HashMap::with_max_entries(1, 0);
+
+/// By the hash of a pair: see [`Tally`]. User space maps it into its memory.
+#[map]
+static TALLIES: Array<Tally> = Array::with_max_entries(1, BPF_F_MMAPABLE);
+
+/// The places in [`TALLIES`] that are taken: only the first of several pairs can make an entry.
+#[map]
+static TALLY_OWNERS: HashMap<u32, u8> = HashMap::with_max_entries(1, BPF_F_NO_PREALLOC);
 
 #[map]
 static SERVICES: HashMap<End, u8> = HashMap::with_max_entries(1, BPF_F_NO_PREALLOC);
@@ -47,9 +55,14 @@ static SAMPLE_BELOW: Global<u32> = Global::new(0);
 /// One less than the number of sets in [`DECISIONS`], a power of two.
 #[unsafe(no_mangle)]
 static DECISIONS_MASK: Global<u32> = Global::new(0);
+/// One less than the number of places in [`TALLIES`], a power of two.
+#[unsafe(no_mangle)]
+static TALLIES_MASK: Global<u32> = Global::new(0);
 
 /// `BPF_F_NO_PREALLOC` (`include/uapi/linux/bpf.h`): memory for the entries that there are.
 const BPF_F_NO_PREALLOC: u32 = 1;
+/// `BPF_F_MMAPABLE`: the array can be mapped into a process (since 5.5).
+const BPF_F_MMAPABLE: u32 = 1 << 10;
 /// `BPF_NOEXIST`: only a new entry.
 const BPF_NOEXIST: u64 = 1;
 
@@ -74,14 +87,16 @@ const DST: usize = 5;
 /// The words from an address to its port.
 const PORT: usize = 4;
 
-/// The tuple whose source is at this offset of an entry.
+/// The tuple whose source is at this offset of an entry. The verifier knows the offsets, and removes the comparison.
 #[inline(always)]
 fn tuple(head: &Head, offset: u32) -> Option<&Tuple> {
-    let from = offset.wrapping_sub(globals::OFF_CT_BASE.load());
-    if offset == MISSING || !from.is_multiple_of(4) {
+    // In 64 bits, because programs have no others: each result of 32 would be truncated by two instructions.
+    let from = u64::from(offset).wrapping_sub(u64::from(globals::OFF_CT_BASE.load()));
+    if from > (size_of::<Head>() - size_of::<Tuple>()) as u64 || !from.is_multiple_of(4) {
         return None;
     }
-    head.get((from / 4) as usize..)?.first_chunk()
+    // SAFETY: the tuple lies within the words, as was compared, and is aligned like them.
+    Some(unsafe { &*head.as_ptr().byte_add(from as usize).cast::<Tuple>() })
 }
 
 /// The two halves of a word, in the order of their addresses.
@@ -91,45 +106,15 @@ fn halves(word: u32) -> (u16, u16) {
     (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d]))
 }
 
-/// The ends of an entry's connection.
-struct Ends {
-    client: End,
-    /// The client as the endpoint meets it.
-    seen_client: End,
-    /// The Service's end and the endpoint's.
-    counted: CountKey,
-}
-
-impl Ends {
-    /// Writes all of `ends`, or returns false. Out of line, for the sake of the caller's stack.
-    #[inline(never)]
-    fn read(ends: &mut MaybeUninit<Self>, head: &Head) -> bool {
-        let (Some(orig), Some(reply)) =
-            (tuple(head, globals::OFF_CT_ORIG_SRC.load()), tuple(head, globals::OFF_CT_REPLY_SRC.load()))
-        else {
-            return false;
-        };
-        let protocol = halves(orig[DST + PORT]).1 & 0xff;
-        let (endpoint_port, family) = halves(reply[PORT]);
-        ends.write(Self {
-            client: end::<0>(orig, protocol),
-            seen_client: end::<DST>(reply, protocol),
-            counted: CountKey {
-                service: end::<DST>(orig, protocol),
-                endpoint: [reply[0], reply[1], reply[2], reply[3]],
-                endpoint_port,
-                family,
-            },
-        });
-        true
-    }
-}
-
 /// One end of a tuple.
 #[inline(always)]
 fn end<const AT: usize>(tuple: &Tuple, protocol: u16) -> End {
-    let address = [tuple[AT], tuple[AT + 1], tuple[AT + 2], tuple[AT + 3]];
-    End { address, port: halves(tuple[AT + PORT]).0, protocol }
+    End { address: address::<AT>(tuple), port: halves(tuple[AT + PORT]).0, protocol }
+}
+
+#[inline(always)]
+fn address<const AT: usize>(tuple: &Tuple) -> [u32; 4] {
+    [tuple[AT], tuple[AT + 1], tuple[AT + 2], tuple[AT + 3]]
 }
 
 /// Keeps and counts the decision of a confirmed entry. Returns whether it is to be reported now: it is of the sample, or
@@ -137,7 +122,7 @@ fn end<const AT: usize>(tuple: &Tuple, protocol: u16) -> End {
 #[inline(never)]
 pub(crate) fn keep(ct: u64) -> bool {
     // Zeros, which the next lines overwrite, would be written byte by byte.
-    let (mut decision, mut ends) = (MaybeUninit::<Decision>::uninit(), MaybeUninit::uninit());
+    let mut decision = MaybeUninit::<Decision>::uninit();
     let at = decision.as_mut_ptr();
     // SAFETY: the pointer is the decision's own. The kernel writes the whole copy.
     let head = unsafe {
@@ -146,43 +131,46 @@ pub(crate) fn keep(ct: u64) -> bool {
         }
         &(*at).ct_head
     };
-    if !Ends::read(&mut ends, head) {
+    let (Some(orig), Some(reply)) =
+        (tuple(head, globals::OFF_CT_ORIG_SRC.load()), tuple(head, globals::OFF_CT_REPLY_SRC.load()))
+    else {
+        return false;
+    };
+    let protocol = halves(orig[DST + PORT]).1 & 0xff;
+    if !matches!(protocol as u8, IPPROTO_TCP | IPPROTO_UDP | IPPROTO_SCTP) {
         return false;
     }
-    // SAFETY: it was written.
-    let Ends { client, seen_client, counted } = unsafe { ends.assume_init_ref() };
-    if !matches!(client.protocol as u8, IPPROTO_TCP | IPPROTO_UDP | IPPROTO_SCTP) {
+    let translated = halves(orig[DST + PORT]).0 != halves(reply[PORT]).0
+        || !same_address(address::<DST>(orig), address::<0>(reply));
+    if !translated && !is_service(&end::<DST>(orig, protocol)) {
         return false;
     }
-    let service = &counted.service;
-    let translated =
-        service.port != counted.endpoint_port || !same_address(service.address, counted.endpoint);
-    if !translated && !is_service(service) {
-        return false;
-    }
-    count(counted);
-    let netns = conntrack::netns_of(head, ct);
-    let hash = hash(client);
+    count(orig, reply, protocol);
+    let client = end::<0>(orig, protocol);
+    let hash = hash(&client);
     let reported = if translated {
         hash < SAMPLE_BELOW.load()
     } else {
-        failures::admits_untranslated(netns, client, service)
+        failures::admits_untranslated(conntrack::netns(ct), &client, &end::<DST>(orig, protocol))
     };
+    let source_stays = halves(orig[PORT]).0 == halves(reply[DST + PORT]).0
+        && same_address(address::<0>(orig), address::<DST>(reply));
+    let seen_client = (!source_stays).then(|| end::<DST>(reply, protocol));
     // SAFETY: the pointer is the decision's own. With the copy, all its fields are written before it is taken for one.
     let decision = unsafe {
         (&raw mut (*at).time_ns).write(now());
         (&raw mut (*at).ct).write(ct);
-        (&raw mut (*at).client).write(*client);
-        (&raw mut (*at).netns).write(netns);
+        (&raw mut (*at).client).write(client);
         (&raw mut (*at).tcp_state).write(conntrack::tcp_state(ct));
         // Opaque: of a second branch on what a first one decided, the verifier of 5.10 took one side for dead code.
         (&raw mut (*at).standing).write(black_box(u32::from(reported)) << HANDED_OVER_SHIFT);
+        (&raw mut (*at).reserved).write(0);
         decision.assume_init_mut()
     };
     store(hash, decision);
-    if !same(client, seen_client) {
-        decision.client = *seen_client;
-        store(self::hash(seen_client), decision);
+    if let Some(seen_client) = seen_client {
+        decision.client = seen_client;
+        store(self::hash(&seen_client), decision);
     }
     reported
 }
@@ -239,25 +227,93 @@ pub(crate) fn is_sampled(client: &End) -> bool {
     hash(client) < SAMPLE_BELOW.load()
 }
 
+/// Odd numbers with bits everywhere, below 2^31: an instruction holds a factor of this size.
+const FACTORS: [u64; 6] = [0x6a09_e667, 0x3b67_ae85, 0x3c6e_f373, 0x254f_f53b, 0x510e_527f, 0x1b05_688d];
+
 /// A number that depends on all of a client's address and port.
-#[inline(never)]
+#[inline(always)]
 fn hash(end: &End) -> u32 {
     let [a, b, c, d] = end.address;
-    let mixed = a ^ b.rotate_left(8) ^ c.rotate_left(16) ^ d.rotate_left(24);
-    let mixed = mixed ^ (u32::from(end.port) << 16) ^ u32::from(end.protocol);
-    let mixed = (mixed ^ (mixed >> 16)).wrapping_mul(0x7feb_352d);
-    let mixed = (mixed ^ (mixed >> 15)).wrapping_mul(0x846c_a68b);
-    mixed ^ (mixed >> 16)
+    mixed([a, b, c, d, u32::from(end.port) | u32::from(end.protocol) << 16])
 }
 
+/// A number that depends on all words. Multiplications in 64 bits, since programs have no rotation.
+#[inline(always)]
+fn mixed([a, b, c, d, e]: [u32; 5]) -> u32 {
+    let sum = u64::from(a) * FACTORS[0]
+        ^ u64::from(b) * FACTORS[1]
+        ^ u64::from(c) * FACTORS[2]
+        ^ u64::from(d) * FACTORS[3]
+        ^ u64::from(e) * FACTORS[4];
+    let mixed = (sum ^ sum >> 29).wrapping_mul(FACTORS[5]);
+    (mixed ^ mixed >> 32) as u32
+}
+
+/// Counts a connection of a Service's end, the destination of `orig`, with its endpoint, the source of `reply`.
+#[inline(always)]
+fn count(orig: &Tuple, reply: &Tuple, protocol: u16) {
+    let [a, b, c, d] = address::<0>(reply);
+    let service = orig[DST] ^ orig[DST + 3];
+    let index =
+        mixed([a, b ^ service, c, d, reply[PORT] ^ orig[DST + PORT].wrapping_mul(9)]) & TALLIES_MASK.load();
+    if let Some(tally) = TALLIES.get_ptr_mut(index) {
+        // SAFETY: a map's value: valid and aligned for as long as the program runs.
+        unsafe {
+            let owner = &(*tally).key;
+            let (endpoint_port, family) = halves(reply[PORT]);
+            if same_address(owner.endpoint, [a, b, c, d])
+                && owner.endpoint_port == endpoint_port
+                && owner.family == family
+                && same_address(owner.service.address, address::<DST>(orig))
+                && owner.service.port == halves(orig[DST + PORT]).0
+                && owner.service.protocol == protocol
+            {
+                add_atomically(&raw mut (*tally).count, 1);
+                return;
+            }
+        }
+    }
+    count_by_key(orig, reply, index);
+}
+
+/// The first connection of a pair, or one whose place in [`TALLIES`] another pair owns.
 #[inline(never)]
-fn count(key: &CountKey) {
-    if add_one(COUNTS.get_ptr_mut(key)) || COUNTS.insert(key, 1, BPF_NOEXIST).is_ok() {
+fn count_by_key(orig: &Tuple, reply: &Tuple, index: u32) {
+    let (endpoint_port, family) = halves(reply[PORT]);
+    let key = &CountKey {
+        service: end::<DST>(orig, halves(orig[DST + PORT]).1 & 0xff),
+        endpoint: address::<0>(reply),
+        endpoint_port,
+        family,
+    };
+    if add_one(COUNTS.get_ptr_mut(key)) {
+        return;
+    }
+    if COUNTS.insert(key, 1, BPF_NOEXIST).is_ok() {
+        own(key, index);
         return;
     }
     // Another CPU made the entry meanwhile, or the map is full.
     if !add_one(COUNTS.get_ptr_mut(key)) {
         add_one(SUPPRESSED.get_ptr_mut(UNCOUNTED));
+    }
+}
+
+/// Gives a place in [`TALLIES`] to a pair, unless another one owns it.
+#[inline(always)]
+fn own(key: &CountKey, index: u32) {
+    let Some(tally) = TALLIES.get_ptr_mut(index) else { return };
+    if TALLY_OWNERS.insert(index, 1, BPF_NOEXIST).is_err() {
+        return;
+    }
+    // SAFETY: a map's value: valid and aligned for as long as the program runs. Only the owner writes the key. Until the last
+    // word is there, which is never 0, it is the key of no connection.
+    unsafe {
+        let to = &raw mut (*tally).key;
+        (*to).service = key.service;
+        (*to).endpoint = key.endpoint;
+        (*to).endpoint_port = key.endpoint_port;
+        (&raw mut (*to).family).write_volatile(key.family);
     }
 }
 
@@ -391,15 +447,18 @@ pub(crate) fn settle(client: &End, is_admitted: bool) {
         let Some(mut entry) = output::reserve::<ConntrackRecord>(Hook::Confirm) else { return };
         (*decision).standing = HANDED_OVER | 1;
         let record = entry.as_mut_ptr();
-        let header = output::header(Hook::Confirm, Kind::Conntrack, (*decision).netns);
+        // Of the entry's words: a connection that fails still has its namespace.
+        let head = (&raw const (*decision).ct_head).cast();
+        let netns = conntrack::netns_in(head, (*decision).ct);
+        let header = output::header(Hook::Confirm, Kind::Conntrack, netns);
         (*record).header = Header { time_ns: (*decision).time_ns, ..header };
         (*record).ct = (*decision).ct;
         (*record).ctinfo = IP_CT_NEW;
         (*record).detail = age_ms(header.time_ns, (*decision).time_ns);
         (*record).pid = 0;
         (*record).tcp_state = (*decision).tcp_state;
-        (*record).comm = [0; COMM_BYTES];
-        output::copy(&raw mut (*record).ct_head, (&raw const (*decision).ct_head).expose_provenance() as u64);
+        output::command(&raw mut (*record).comm, false);
+        output::copy(&raw mut (*record).ct_head, head.expose_provenance() as u64);
         output::submit(entry);
     }
 }

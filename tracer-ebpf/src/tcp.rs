@@ -1,7 +1,7 @@
 //! TCP sockets: their changes of state, the RSTs that they send and receive, their retransmits.
 
 use aya_ebpf::{EbpfContext as _, macros::raw_tracepoint, programs::RawTracePointContext};
-use tracer_ebpf::{COMM_BYTES, Hook, Kind, MISSING, REASON_NONE, SocketRecord};
+use tracer_ebpf::{Hook, Kind, MISSING, REASON_NONE, SocketRecord};
 
 use crate::{
     copies,
@@ -165,6 +165,14 @@ fn state(sk: u64) -> u8 {
     }
 }
 
+#[inline(always)]
+fn netns(sk: u64) -> u32 {
+    match globals::OFF_SK_NET.load() {
+        MISSING => 0,
+        offset => output::netns_behind(sk.wrapping_add(u64::from(offset))),
+    }
+}
+
 struct Change {
     /// Old and new state, where the hook is a change of state.
     states: Option<(u8, u8)>,
@@ -177,11 +185,7 @@ fn report(ctx: &RawTracePointContext, hook: Hook, sk: u64, change: &Change) {
     if sk == 0 || !filter::wants_socket(sk) {
         return;
     }
-    let netns = match globals::OFF_SK_NET.load() {
-        MISSING => 0,
-        offset => output::netns_behind(sk.wrapping_add(u64::from(offset))),
-    };
-    if recorder::on() && failures::admits_socket(hook as u32, 0, netns, sk) == 0 {
+    if recorder::on() && failures::admits_socket(hook as u32, 0, netns(sk), sk) == 0 {
         return;
     }
     let Some(mut entry) = output::reserve::<SocketRecord>(hook) else { return };
@@ -194,6 +198,10 @@ fn report(ctx: &RawTracePointContext, hook: Hook, sk: u64, change: &Change) {
             output::discard(entry);
             return;
         }
+        let netns = match globals::OFF_SK_NET.load() {
+            MISSING => 0,
+            offset => output::netns_in(&raw const (*record).sock_head, sk, offset),
+        };
         (*record).header = output::header(hook, Kind::Socket, netns);
         (*record).sk = sk;
         let (old, new) = change.states.unwrap_or_else(|| {
@@ -210,13 +218,8 @@ fn report(ctx: &RawTracePointContext, hook: Hook, sk: u64, change: &Change) {
         (*record).bytes_received = at_end(counts, sk, globals::OFF_TCP_BYTES_RECEIVED.load());
         (*record).sport = at_end(ends, sk, globals::OFF_INET_SPORT.load());
         (*record).reserved = 0;
-        if change.with_task {
-            (*record).pid = ctx.tgid();
-            (*record).comm = ctx.command().unwrap_or([0; COMM_BYTES]);
-        } else {
-            (*record).pid = 0;
-            (*record).comm = [0; COMM_BYTES];
-        }
+        (*record).pid = if change.with_task { ctx.tgid() } else { 0 };
+        output::command(&raw mut (*record).comm, change.with_task);
     }
     output::submit(entry);
 }

@@ -58,6 +58,8 @@ pub enum AttachError {
     Program { program: &'static str, symbol: &'static str, error: String },
     #[error("the eBPF object lacks the map {name}; it was built from other sources")]
     Map { name: &'static str },
+    #[error("cannot map the counts of connections: {0}")]
+    Tallies(std::io::Error),
     #[error("cannot watch the ring buffer: {0}")]
     Ring(std::io::Error),
 }
@@ -73,7 +75,7 @@ impl Hint for AttachError {
                  CAP_SYS_ADMIN: from 3 on it does; set it to 2, or add SYS_ADMIN"
                     .to_owned(),
             ),
-            Self::Load(_) | Self::Program { .. } | Self::Ring(_) => None,
+            Self::Load(_) | Self::Program { .. } | Self::Tallies(_) | Self::Ring(_) => None,
         }
     }
 }

@@ -311,6 +311,60 @@ pub(super) fn entries<const KEY: usize, const VALUE: usize>(
     }
 }
 
+/// The values of an array that was made with `BPF_F_MMAPABLE` (since 5.5), in this process's memory: read without system
+/// calls while programs write them.
+#[derive(Debug)]
+pub(super) struct MappedArray {
+    start: std::ptr::NonNull<libc::c_void>,
+    bytes: usize,
+    /// The bytes of a value, and from one value to the next.
+    value_bytes: usize,
+}
+
+// SAFETY: it owns the mapping and only reads it.
+unsafe impl Send for MappedArray {}
+
+impl MappedArray {
+    /// Maps the values, whose size must be a multiple of 8 bytes.
+    pub(super) fn map(map: &MapData) -> io::Result<Self> {
+        let info = map.info().map_err(io::Error::other)?;
+        let value_bytes = info.value_size() as usize;
+        let bytes = value_bytes * info.max_entries() as usize;
+        if bytes == 0 || !value_bytes.is_multiple_of(8) {
+            return Err(io::Error::other("the map's values have no whole words"));
+        }
+        let fd = map.fd().as_fd().as_raw_fd();
+        // SAFETY: the kernel chooses the place, and the descriptor is open.
+        let start =
+            unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ, libc::MAP_SHARED, fd, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let start = std::ptr::NonNull::new(start).ok_or_else(|| io::Error::other("the map lies at 0"))?;
+        Ok(Self { start, bytes, value_bytes })
+    }
+
+    /// Each value's place, and its words as they are now.
+    pub(super) fn values<const WORDS: usize>(&self) -> impl Iterator<Item = (u32, [u64; WORDS])> {
+        let words = self.start.cast::<u64>();
+        let stride = self.value_bytes / size_of::<u64>();
+        let count = if WORDS == stride { self.bytes / self.value_bytes } else { 0 };
+        (0_u32..).zip(0..count).map(move |(place, index)| {
+            // SAFETY: the word lies within the mapping, which lives as long as `self` and is aligned to a page. The read is
+            // volatile because programs write it meanwhile.
+            let word = |at: usize| unsafe { words.add(index * stride + at).read_volatile() };
+            (place, std::array::from_fn(word))
+        })
+    }
+}
+
+impl Drop for MappedArray {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own, and nothing refers to it any more.
+        unsafe { libc::munmap(self.start.as_ptr(), self.bytes) };
+    }
+}
+
 /// `bpf(2)` with attributes of one of the types below, for a command that returns a new descriptor.
 ///
 /// # Safety

@@ -11,9 +11,11 @@ use std::{
 
 use aya::{
     Ebpf, EbpfLoader,
-    maps::{HashMap, Map, MapData, PerCpuArray},
+    maps::{Array, HashMap, Map, MapData, PerCpuArray},
 };
-use tracer_ebpf::{Bucket, BucketKey, CountKey, DECISIONS_PER_SET, End, SUPPRESSED_EVENTS, UNCOUNTED, map};
+use tracer_ebpf::{
+    Bucket, BucketKey, CountKey, DECISIONS_PER_SET, End, SUPPRESSED_EVENTS, Tally, UNCOUNTED, map,
+};
 
 use super::{
     attach::AttachError,
@@ -39,7 +41,8 @@ pub struct RecorderOptions {
     pub decisions: u32,
     /// Choices of IPVS kept, likewise. About 180 bytes each.
     pub choices: u32,
-    /// Pairs of a Service port and an endpoint that are counted. About 100 bytes each.
+    /// Pairs of a Service port and an endpoint that are counted. About 100 bytes each; each of 4,096 takes 130 more, if it is
+    /// counted without a search.
     pub counts: u32,
     /// Ends that may belong to Services. About 80 bytes for each that does.
     pub services: u32,
@@ -59,6 +62,8 @@ impl Default for RecorderOptions {
     }
 }
 
+/// The most places in which pairs are counted without a search.
+const TALLIES: u32 = 4_096;
 /// Buckets kept. About 120 bytes each.
 const BUCKETS: u32 = 4_096;
 const SECOND_NS: u64 = 1_000_000_000;
@@ -67,6 +72,11 @@ impl RecorderOptions {
     /// The sets in which the decisions are kept: at most 2^20.
     fn decision_sets(self) -> u32 {
         self.decisions.div_ceil(DECISIONS_PER_SET as u32).clamp(1, 1 << 20).next_power_of_two()
+    }
+
+    /// The places in which pairs are counted without a search.
+    fn tallies(self) -> u32 {
+        self.counts.clamp(1, TALLIES).next_power_of_two()
     }
 
     /// These options as the kernel half's numbers.
@@ -79,6 +89,7 @@ impl RecorderOptions {
             event_ns,
             full_ns: event_ns * u64::from(self.burst.max(1)),
             decisions_mask: self.decision_sets() - 1,
+            tallies_mask: self.tallies() - 1,
         }
     }
 }
@@ -92,6 +103,7 @@ pub(super) struct Numbers {
     event_ns: u64,
     full_ns: u64,
     decisions_mask: u32,
+    tallies_mask: u32,
 }
 
 impl Numbers {
@@ -102,9 +114,12 @@ impl Numbers {
         loader.override_global("BUCKET_EVENT_NS", &self.event_ns, true);
         loader.override_global("BUCKET_FULL_NS", &self.full_ns, true);
         loader.override_global("DECISIONS_MASK", &self.decisions_mask, true);
+        loader.override_global("TALLIES_MASK", &self.tallies_mask, true);
         loader.map_max_entries(map::DECISIONS, self.options.decision_sets());
         loader.map_max_entries(map::CHOICES, self.options.choices.max(1));
         loader.map_max_entries(map::COUNTS, self.options.counts.max(1));
+        loader.map_max_entries(map::TALLIES, self.options.tallies());
+        loader.map_max_entries(map::TALLY_OWNERS, self.options.tallies());
         loader.map_max_entries(map::SERVICES, self.options.services.max(1));
         loader.map_max_entries(map::BUCKETS, BUCKETS);
     }
@@ -124,6 +139,7 @@ pub(crate) struct Suppressed {
 
 const END: usize = size_of::<End>();
 const COUNT: usize = size_of::<CountKey>();
+const TALLY: usize = size_of::<Tally>();
 const BUCKET_KEY: usize = size_of::<BucketKey>();
 const BUCKET: usize = size_of::<Bucket>();
 
@@ -134,6 +150,9 @@ const UNUSED: Duration = Duration::from_hours(1);
 pub(super) struct Recorder {
     services: HashMap<MapData, [u8; END], u8>,
     counts: Map,
+    tallies: Map,
+    tallies_now: bpf::MappedArray,
+    tally_owners: HashMap<MapData, u32, u8>,
     buckets: Map,
     suppressed: PerCpuArray<MapData, u64>,
     present: KeySet<END>,
@@ -151,10 +170,19 @@ impl Recorder {
         fn map(ebpf: &mut Ebpf, name: &'static str) -> Result<Map, AttachError> {
             ebpf.take_map(name).ok_or(AttachError::Map { name })
         }
+        let tallies = map(ebpf, map::TALLIES)?;
+        let tallies_now = match &tallies {
+            Map::Array(data) => bpf::MappedArray::map(data).map_err(AttachError::Tallies)?,
+            _ => return Err(AttachError::Map { name: map::TALLIES }),
+        };
         Ok(Self {
             services: HashMap::try_from(map(ebpf, map::SERVICES)?)
                 .map_err(|_| AttachError::Map { name: map::SERVICES })?,
             counts: map(ebpf, map::COUNTS)?,
+            tallies,
+            tallies_now,
+            tally_owners: HashMap::try_from(map(ebpf, map::TALLY_OWNERS)?)
+                .map_err(|_| AttachError::Map { name: map::TALLY_OWNERS })?,
             buckets: map(ebpf, map::BUCKETS)?,
             suppressed: PerCpuArray::try_from(map(ebpf, map::SUPPRESSED)?)
                 .map_err(|_| AttachError::Map { name: map::SUPPRESSED })?,
@@ -179,8 +207,10 @@ impl Recorder {
     pub(super) fn counts(&mut self) -> io::Result<(Vec<(Counted, u64)>, u64)> {
         let now = Instant::now();
         let mut started = Vec::new();
+        let tallies = self.tallies();
         for (key, total) in entries::<COUNT, 8>(&self.counts)? {
-            let total = u64::from_ne_bytes(total);
+            let tally = tallies.get(&key).map_or(0, |tally| tally.count);
+            let total = u64::from_ne_bytes(total) + tally;
             let (before, since) = self.counted_before.entry(key).or_insert((0, now));
             if total > *before {
                 started.extend(counted(&key).map(|counted| (counted, total - *before)));
@@ -188,21 +218,46 @@ impl Recorder {
             }
         }
         if self.counted_before.len() > self.room / 4 * 3 {
-            self.forget_unused(now);
+            self.forget_unused(now, &tallies);
         }
         let uncounted = self.sum(UNCOUNTED)?;
         let before = std::mem::replace(&mut self.uncounted_before, uncounted);
         Ok((started, uncounted.saturating_sub(before)))
     }
 
+    /// The pairs that own a place in the array of tallies. Each has an entry among the counts too.
+    fn tallies(&self) -> StdMap<[u8; COUNT], Owned> {
+        let owned = |(place, words): (u32, [u64; TALLY / 8])| {
+            let (count, key) = words.split_last()?;
+            // Most places are free.
+            if key.iter().all(|word| *word == 0) {
+                return None;
+            }
+            let mut bytes = [0; COUNT];
+            bytes.as_chunks_mut::<8>().0.iter_mut().zip(key).for_each(|(to, word)| *to = word.to_ne_bytes());
+            Some((bytes, Owned { place, count: *count }))
+        };
+        self.tallies_now.values().filter_map(owned).collect()
+    }
+
     /// A connection that is counted between the read and the removal is lost: that is why only idle pairs are removed.
-    fn forget_unused(&mut self, now: Instant) {
+    fn forget_unused(&mut self, now: Instant, tallies: &StdMap<[u8; COUNT], Owned>) {
         let Ok(mut counts) = HashMap::<&mut MapData, [u8; COUNT], u64>::try_from(&mut self.counts) else {
             return;
         };
+        let Ok(mut places) = Array::<&mut MapData, [u8; TALLY]>::try_from(&mut self.tallies) else { return };
+        let owners = &mut self.tally_owners;
         self.counted_before.retain(|key, (_, since)| {
-            let is_used = now.duration_since(*since) < UNUSED;
-            is_used || counts.remove(key).is_err()
+            if now.duration_since(*since) < UNUSED {
+                return true;
+            }
+            // The place has no owner before another pair can take it.
+            if let Some(Owned { place, .. }) = tallies.get(key)
+                && (places.set(*place, [0; TALLY], 0).is_err() || owners.remove(place).is_err())
+            {
+                return true;
+            }
+            counts.remove(key).is_err()
         });
     }
 
@@ -223,6 +278,13 @@ impl Recorder {
         };
         Ok(self.seen.news(sum, buckets.iter().map(|(key, bucket)| (*key, total(bucket)))))
     }
+}
+
+/// A place in the array of tallies, and the connections counted there.
+#[derive(Clone, Copy, Debug)]
+struct Owned {
+    place: u32,
+    count: u64,
 }
 
 /// The suppressed failures that were returned.
@@ -331,6 +393,8 @@ mod tests {
             + full(options.counts, COUNT, size_of::<u64>())
             // Allocated one by one, from the kernel's caches of 96 bytes.
             + full(options.services, END, 24)
+            + options.tallies() as usize * size_of::<Tally>()
+            + full(options.tallies(), size_of::<u32>(), size_of::<u64>())
             + full(BUCKETS, BUCKET_KEY, BUCKET)
             + RECORDS
             + 256 * PER_CPU;
