@@ -1,12 +1,13 @@
-//! A kernel function's entry, reached by a kprobe or by fentry: one body, two programs.
+//! A kernel function's entry, reached by a kprobe or by fentry: one body, two programs. A tracepoint whose arguments have types
+//! is read as fentry's are.
 //!
-//! It owns the difference between the two contexts and nothing of what the programs do.
+//! It owns the difference between the contexts and nothing of what the programs do.
 
 use core::ptr;
 
 use aya_ebpf::{
     EbpfContext,
-    programs::{FEntryContext, ProbeContext},
+    programs::{BtfTracePointContext, FEntryContext, ProbeContext},
 };
 
 use crate::output;
@@ -32,25 +33,34 @@ impl Entry for ProbeContext {
     }
 }
 
-impl Entry for FEntryContext {
-    #[inline(always)]
-    fn argument(&self, n: usize) -> u64 {
-        // The whole word: the verifier accepts no narrower load of a pointer, and the compiler would narrow one of a
-        // scalar.
-        // SAFETY: the context is the function's arguments, a u64 each. The verifier refuses a program that reads one
-        // that the function does not have.
-        unsafe { self.as_ptr().cast::<u64>().add(n).read_volatile() }
-    }
+/// Contexts in which the verifier knows the arguments' types.
+macro_rules! typed {
+    ($($context:ty),+) => {
+        $(
+            impl Entry for $context {
+                #[inline(always)]
+                fn argument(&self, n: usize) -> u64 {
+                    // The whole word: the verifier accepts no narrower load of a pointer, and the compiler would narrow one of a
+                    // scalar.
+                    // SAFETY: the context is the function's arguments, a u64 each. The verifier refuses a program that reads one
+                    // that the function does not have.
+                    unsafe { self.as_ptr().cast::<u64>().add(n).read_volatile() }
+                }
 
-    /// One instruction, where a probe read is a call: the verifier knows the argument's type, and the kernel makes the
-    /// word 0 where the address is bad.
-    #[inline(always)]
-    fn word_behind(&self, n: usize, offset: u32) -> u64 {
-        let address = self.argument(n).wrapping_add(u64::from(offset)) as usize;
-        // SAFETY: the verifier refuses the load unless the structure has a number of this size at the offset.
-        unsafe { ptr::with_exposed_provenance::<u64>(address).read_volatile() }
-    }
+                /// One instruction, where a probe read is a call: the verifier knows the argument's type, and the kernel makes the
+                /// word 0 where the address is bad.
+                #[inline(always)]
+                fn word_behind(&self, n: usize, offset: u32) -> u64 {
+                    let address = self.argument(n).wrapping_add(u64::from(offset)) as usize;
+                    // SAFETY: the verifier refuses the load unless the structure has a number of this size at the offset.
+                    unsafe { ptr::with_exposed_provenance::<u64>(address).read_volatile() }
+                }
+            }
+        )+
+    };
 }
+
+typed!(FEntryContext, BtfTracePointContext);
 
 /// The kprobe and the fentry program around one body.
 macro_rules! at_entry {

@@ -49,6 +49,8 @@ pub enum Attach {
     Return { kprobe: &'static str, kretprobe: &'static str, fexit: &'static str },
     /// A tracepoint's arguments as the kernel passes them; needs no tracefs.
     RawTracepoint(Copies),
+    /// Likewise; where BTF describes the tracepoint, its arguments have types that the verifier knows.
+    TypedTracepoint { typed: &'static str, raw: &'static str },
     /// Loaded, attached to nothing and run at the request of user space.
     OnDemand(&'static str),
 }
@@ -99,7 +101,8 @@ impl Attach {
             (Self::Entry { .. }, false) => "kprobe",
             (Self::Return { .. }, true) => "fexit",
             (Self::Return { .. }, false) => "kprobe+kretprobe",
-            (Self::RawTracepoint(_), _) => "raw tracepoint",
+            (Self::TypedTracepoint { .. }, true) => "typed tracepoint",
+            (Self::RawTracepoint(_), _) | (Self::TypedTracepoint { .. }, false) => "raw tracepoint",
             (Self::OnDemand(_), _) => "on demand",
         }
     }

@@ -65,7 +65,7 @@ hooks! {
     /// Tracepoint `skb:kfree_skb(skb, location, [rx_sk,] reason)`: a packet is dropped.
     KfreeSkb = 6 {
         symbol: "kfree_skb",
-        attach: Attach::tracepoint(&["kfree_skb"]),
+        attach: Attach::TypedTracepoint { typed: "kfree_skb_typed", raw: "kfree_skb" },
         need: Need::Failure, module: None,
         arguments: &[("skb", 0)], fields: &[PACKET],
         records: &[Kind::Packet],

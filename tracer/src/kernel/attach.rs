@@ -200,6 +200,7 @@ impl Attached {
                 let programs = [(kprobe, Place::Entry), (kretprobe, Place::Exit)];
                 self.attach_kprobes(plan, (spec_index, spec.hook), &programs, spec.symbol)
             }
+            Attach::TypedTracepoint { raw, .. } => self.attach_programs(spec.hook, &[raw], spec.symbol),
             Attach::RawTracepoint(copies) => {
                 self.attach_programs(spec.hook, copies.attached(preempts), spec.symbol)
             }
@@ -277,6 +278,12 @@ impl Attached {
         target: &FentryTarget,
         preempts: bool,
     ) -> Result<(), String> {
+        if let Attach::TypedTracepoint { typed, .. } = spec.attach {
+            let loader = self.loader.as_ref().map_err(String::clone)?;
+            let link = loader.attach_tracepoint(typed, target.function).map_err(|error| error.to_string())?;
+            self.keep(spec.hook, spec.symbol, typed, link);
+            return Ok(());
+        }
         let (names, place) = match &spec.attach {
             Attach::Entry { fentry: Some(copies), .. } => (copies.attached(preempts), Place::Entry),
             Attach::Return { fexit, .. } => (std::slice::from_ref(fexit), Place::Exit),
@@ -442,6 +449,7 @@ mod tests {
                 }
                 Attach::Return { kprobe, kretprobe, fexit } => named.extend([kprobe, kretprobe, fexit]),
                 Attach::RawTracepoint(copies) => named.extend(copies.programs),
+                Attach::TypedTracepoint { typed, raw } => named.extend([typed, raw]),
                 Attach::OnDemand(program) => named.push(program),
             }
         }

@@ -27,6 +27,7 @@ const BPF_MAP_LOOKUP_BATCH: c_long = 24;
 const BPF_LINK_CREATE: c_long = 28;
 const BPF_PROG_TYPE_KPROBE: u32 = 2;
 const BPF_PROG_TYPE_TRACING: u32 = 26;
+const BPF_TRACE_RAW_TP: u32 = 23;
 const BPF_TRACE_FENTRY: u32 = 24;
 const BPF_TRACE_FEXIT: u32 = 25;
 const BPF_TRACE_KPROBE_MULTI: u32 = 42;
@@ -100,6 +101,8 @@ fn info(program: BorrowedFd<'_>) -> io::Result<bpf_prog_info> {
 pub(super) enum Purpose {
     /// The entry, or the exit, of one function, by its id in the BTF of this descriptor; `None` for vmlinux.
     Function { id: u32, module: Option<i32>, place: Place },
+    /// A tracepoint with typed arguments, by the id of its type in vmlinux's BTF.
+    Tracepoint { id: u32 },
     /// A kprobe.multi link.
     KprobeMulti,
 }
@@ -153,6 +156,7 @@ impl Request<'_> {
             Purpose::Function { id, module, place: Place::Exit } => {
                 (BPF_PROG_TYPE_TRACING, BPF_TRACE_FEXIT, id, module)
             }
+            Purpose::Tracepoint { id } => (BPF_PROG_TYPE_TRACING, BPF_TRACE_RAW_TP, id, None),
             Purpose::KprobeMulti => (BPF_PROG_TYPE_KPROBE, BPF_TRACE_KPROBE_MULTI, 0, None),
         };
         let mut prog_name = [0; 16];

@@ -1,4 +1,5 @@
-//! Loads and attaches the programs that aya cannot: fentry and fexit in modules, and kprobe.multi links.
+//! Loads and attaches the programs that aya cannot: fentry and fexit in modules, and kprobe.multi links. The program of a typed
+//! tracepoint comes with them, so that its functions are verified as theirs are.
 //!
 //! aya loads fentry programs for functions of vmlinux only. Conntrack, NAT and IPVS are modules in distributions' kernels:
 //! there the program must be loaded with a file descriptor of the module's BTF (`attach_btf_obj_fd` of `bpf(2)`, since 5.11).
@@ -104,6 +105,13 @@ impl Loader {
             None => None,
         };
         let program = self.load(name, Purpose::Function { id: target.function, module, place })?;
+        let link = bpf::open_link(&program).map_err(|error| LoadError::Attach { program: name, error })?;
+        Ok(Link { program, link })
+    }
+
+    /// Loads the program for the tracepoint, by the id of its type in vmlinux's BTF, and attaches it.
+    pub(super) fn attach_tracepoint(&self, name: &'static str, id: u32) -> Result<Link, LoadError> {
+        let program = self.load(name, Purpose::Tracepoint { id })?;
         let link = bpf::open_link(&program).map_err(|error| LoadError::Attach { program: name, error })?;
         Ok(Link { program, link })
     }

@@ -40,13 +40,17 @@ pub trait KernelFacts {
     fn preempts_programs(&self) -> bool {
         false
     }
+    /// Where a program finds the types of a tracepoint's arguments, or the reason why they are not known.
+    fn typed_tracepoint(&self, name: &str) -> Result<FentryTarget, String> {
+        Err(format!("whether BTF describes the tracepoint {name} is unknown"))
+    }
     /// Where fentry and fexit find a function, or the reason why they cannot be used for it.
     fn fentry(&self, name: &str) -> Result<FentryTarget, String> {
         Err(format!("whether fentry reaches {name} is unknown"))
     }
 }
 
-/// A function as fentry and fexit identify it.
+/// A function, or a tracepoint's type, as programs with typed arguments identify it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FentryTarget {
     /// The module whose BTF describes it; `None` for vmlinux.
@@ -384,7 +388,12 @@ fn tier(spec: &HookSpec, tiers: Tiers, kernel: &impl KernelFacts) -> Tier {
         // Only fexit gives an exit its function's arguments: a kprobe and a kretprobe lose each other when a task
         // moves.
         Attach::Return { .. } => false,
-        Attach::RawTracepoint(_) | Attach::OnDemand(_) => return Tier::Fixed,
+        Attach::TypedTracepoint { .. } if tiers != Tiers::Kprobe => {
+            return kernel.typed_tracepoint(spec.symbol).map_or(Tier::Fixed, Tier::Fentry);
+        }
+        Attach::TypedTracepoint { .. } | Attach::RawTracepoint(_) | Attach::OnDemand(_) => {
+            return Tier::Fixed;
+        }
     };
     if tiers == Tiers::Kprobe {
         return Tier::Kprobe("kprobes were requested".to_owned());
@@ -436,7 +445,7 @@ fn state(
     }
     let symbol = spec.symbol;
     let prototype = match spec.attach {
-        Attach::RawTracepoint(_) => match kernel.tracepoint(symbol) {
+        Attach::RawTracepoint(_) | Attach::TypedTracepoint { .. } => match kernel.tracepoint(symbol) {
             Some(prototype) => Some(prototype),
             None => return State::Missing(format!("this kernel has no tracepoint {symbol}")),
         },

@@ -201,6 +201,11 @@ impl KernelFacts for RunningKernel {
         self.environment.preempts_programs
     }
 
+    fn typed_tracepoint(&self, name: &str) -> Result<FentryTarget, String> {
+        let function = self.vmlinux.tracepoint_id(name).map_err(|error| error.to_string())?;
+        Ok(FentryTarget { module: None, function })
+    }
+
     /// Static functions can share a name, and the compiler may have changed them: BTF describes neither.
     fn fentry(&self, name: &str) -> Result<FentryTarget, String> {
         // Built-in code without parameters has no folder in /sys/module, so a module that is not loaded may be built in.
@@ -286,12 +291,17 @@ mod tests {
         let int = w.int("int", 4);
         let prototype = w.prototype(int, &[("ct", int), ("range", int), ("maniptype", int)]);
         w.function("nf_nat_setup_info", prototype);
+        let pointer = w.pointer(prototype);
+        let tracepoint = w.typedef("btf_trace_kfree_skb", pointer);
         let root = tempfile::tempdir().unwrap();
         fs::create_dir_all(root.path().join("sys/kernel/btf")).unwrap();
         fs::write(root.path().join("sys/kernel/btf/vmlinux"), w.finish()).unwrap();
         let kernel = RunningKernel::open(Environment::inspect_at(root.path())).unwrap();
         assert!(matches!(kernel.fentry("nf_nat_setup_info"), Ok(FentryTarget { module: None, .. })));
         assert!(kernel.has_symbol("nf_nat_setup_info"));
+        let typed = FentryTarget { module: None, function: tracepoint };
+        assert_eq!(kernel.typed_tracepoint("kfree_skb"), Ok(typed));
+        assert!(kernel.typed_tracepoint("tcp_send_reset").is_err());
         let absent = kernel.fentry("nf_send_unreach").unwrap_err();
         assert_eq!(absent, "the module nf_reject_ipv4 is not loaded");
     }

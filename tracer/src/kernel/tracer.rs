@@ -146,7 +146,7 @@ impl Tracer {
     /// Writes into the plan how each hook was attached, or why it was not.
     pub(crate) fn report(&self, plan: &mut HookPlan) {
         for AttachGap { spec_index, reason } in &self.attached.fallbacks {
-            info!("a kprobe stands in for fentry: {reason}");
+            info!("another program stands in for one with typed arguments: {reason}");
             plan.fall_back(*spec_index, reason.clone());
         }
         for spec_index in &self.attached.by_kprobe_multi {

@@ -22,7 +22,7 @@ struct Kernel {
     tracepoints: HashMap<&'static str, Prototype>,
     modules: HashSet<&'static str>,
     kprobes: Result<(), String>,
-    /// The functions that fentry can attach to.
+    /// The functions and tracepoints whose arguments' types are known.
     fentry: HashMap<&'static str, FentryTarget>,
     preempts: bool,
     counts_skipped_kprobes: bool,
@@ -88,6 +88,9 @@ impl KernelFacts for Kernel {
     fn counts_skipped_kprobes(&self) -> bool {
         self.counts_skipped_kprobes
     }
+    fn typed_tracepoint(&self, name: &str) -> Result<FentryTarget, String> {
+        self.fentry(name)
+    }
     fn fentry(&self, name: &str) -> Result<FentryTarget, String> {
         self.fentry.get(name).copied().ok_or_else(|| "the module has no BTF here".to_owned())
     }
@@ -120,6 +123,20 @@ fn a_part_that_the_compiler_split_off_is_out_of_fentrys_reach_alone() {
     kernel.symbols.insert("nf_ct_delete.part.0");
     let told = [Tiers::Auto, Tiers::Fentry, Tiers::Kprobe].map(|tiers| limits(&kernel, tiers));
     assert_eq!(told, [0, 1, 0]);
+}
+
+#[test]
+fn a_tracepoint_is_read_with_types_where_they_are_known() {
+    let mut kernel = Kernel::whole();
+    let ways = |kernel: &Kernel| {
+        [Tiers::Auto, Tiers::Fentry, Tiers::Kprobe].map(|tiers| {
+            let plan = HookPlan::with_tiers(HookSet::Failures, tiers, &whole_layout(), kernel);
+            plan.lines().iter().find(|line| line.spec.hook == Hook::KfreeSkb).unwrap().attach()
+        })
+    };
+    assert_eq!(ways(&kernel), ["raw tracepoint"; 3]);
+    kernel.fentry.insert(Hook::KfreeSkb.symbol(), FentryTarget { module: None, function: 1 });
+    assert_eq!(ways(&kernel), ["typed tracepoint", "typed tracepoint", "raw tracepoint"]);
 }
 
 #[test]

@@ -69,6 +69,12 @@ impl Btf {
         self.agree("function", name, |record| record.kind == KIND_FUNC, |id, _| Ok(id))
     }
 
+    /// The id of the type of a tracepoint, `btf_trace_NAME`, in the kernel's BTF, for programs that attach by it.
+    pub fn tracepoint_id(&self, name: &str) -> Result<u32, LookupError> {
+        let typedef = format!("btf_trace_{name}");
+        self.agree("tracepoint", &typedef, |record| record.kind == KIND_TYPEDEF, |id, _| Ok(id))
+    }
+
     /// The number of a function's argument, from 0.
     pub fn parameter(&self, function: &str, name: &str) -> Result<usize, LookupError> {
         self.function(function)?
