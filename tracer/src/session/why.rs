@@ -69,12 +69,16 @@ pub struct Ends {
     is_full: bool,
 }
 
+/// A verdict has this among its unseen facts where only the endpoint's node knows it (`diagnosis/flows/network_path.rs`).
+const UNKNOWN_ARRIVAL: &str = "whether the packet reached";
 /// The most flows whose arrival is kept.
 const MAX_ENDS: usize = 16_384;
 
 /// A flow at its endpoint's node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FarEnd {
+    /// The node that judged the flow; `None`: the verdict does not name it.
+    pub from: Option<String>,
     pub node: String,
     pub endpoint: SocketAddr,
     /// `None`: the node never saw it.
@@ -105,7 +109,8 @@ impl Ends {
         if fate.is_none() && (is_masqueraded || self.is_full || !is_observed) {
             return None;
         }
-        Some(FarEnd { node: node.to_owned(), endpoint, fate })
+        let from = verdict.flow.node.as_deref().map(ToOwned::to_owned);
+        Some(FarEnd { from, node: node.to_owned(), endpoint, fate })
     }
 }
 
@@ -144,7 +149,9 @@ impl Why {
     /// rule's.
     pub fn add_far_end(&mut self, far: &FarEnd) {
         let Some(cause) = &mut self.cause else { return };
-        let FarEnd { node, endpoint, fate } = far;
+        let FarEnd { from, node, endpoint, fate } = far;
+        // The verdict's rule asks this where the client's node dropped nothing and heard nothing.
+        let was_sent = cause.unseen.iter().any(|unseen| unseen.contains(UNKNOWN_ARRIVAL));
         let text = match fate {
             Some(Fate::Answered) => {
                 format!("{node}, the endpoint's node, saw this connection answered by {endpoint}")
@@ -155,13 +162,27 @@ impl Why {
             Some(Fate::Other) => {
                 format!("{node}, the endpoint's node, saw this connection reach it and fail there")
             }
-            None => format!(
-                "{node}, the endpoint's node, never saw this connection: it was lost between the nodes"
-            ),
+            None => match from.as_ref().filter(|_| was_sent) {
+                Some(from) => format!(
+                    "{from} sent this connection's packets to {endpoint}, and {node}, the endpoint's node, never saw one: \
+                     they were lost between the nodes"
+                ),
+                None => format!("{node}, the endpoint's node, never saw this connection"),
+            },
         };
         cause.evidence.push(Evidence { r#type: EvidenceType::Kernel, time: None, content: text.into() });
-        cause.unseen.retain(|unseen| !unseen.contains("whether the packet reached"));
-        if cause.class != Class::C29 || *fate != Some(Fate::Stopped) {
+        cause.unseen.retain(|unseen| !unseen.contains(UNKNOWN_ARRIVAL));
+        if cause.class != Class::C29 {
+            return;
+        }
+        if let (None, true, Some(from)) = (fate, was_sent, from) {
+            let what =
+                format!("{from} sends connections to {endpoint}, and they never arrive at {node}, its node");
+            cause.root_cause = FindingRecord::of(Finding::new(Class::C29, what), Some(node)).root_cause;
+            cause.place = Some(format!("between {from} and {node}"));
+            self.summary = format!("{} is broken: {}", self.service, Finding::detail_of(&cause.root_cause));
+        }
+        if *fate != Some(Fate::Stopped) {
             return;
         }
         let what = format!("a rule on {node}, the node of the endpoint {endpoint}, drops its connections");
@@ -421,11 +442,20 @@ mod tests {
 
     #[test]
     fn a_fault_between_two_nodes_is_shown_from_both_ends() {
-        let lost = far_end(None).cause.unwrap();
-        assert_eq!(lost.class, Class::C29);
+        let lost = far_end(None);
+        let cause = lost.cause.as_ref().unwrap();
+        assert_eq!((cause.class, cause.place.as_deref()), (Class::C29, Some("between a and b")));
+        let both =
+            "a sent this connection's packets to 10.244.2.5:8080, and b, the endpoint's node, never saw one";
         assert!(
-            lost.evidence.iter().any(|e| e.content.contains("never saw this connection"))
-                && lost.unseen.is_empty()
+            cause.evidence.iter().any(|evidence| evidence.content.starts_with(both)),
+            "{:?}",
+            cause.evidence
+        );
+        assert!(cause.unseen.is_empty());
+        assert_eq!(
+            lost.summary,
+            "shop/cart is broken: a sends connections to 10.244.2.5:8080, and they never arrive at b, its node"
         );
         let stopped = far_end(Some(Fate::Stopped));
         assert_eq!(stopped.cause.as_ref().unwrap().class, Class::C30);
@@ -434,6 +464,22 @@ mod tests {
             "shop/cart is broken: a rule on b, the node of the endpoint 10.244.2.5:8080, drops its connections"
         );
         assert_eq!(far_end(Some(Fate::Answered)).cause.unwrap().class, Class::C29);
+    }
+
+    #[test]
+    fn a_packet_that_the_clients_node_dropped_was_not_sent() {
+        let mut verdict = verdict("C29");
+        verdict.unseen.clear();
+        let cause = Cause { verdict, flows: 2 };
+        let counts = Counts { faults: 2, ..Counts::default() };
+        let mut why = why(check(Vec::new()), &[&cause], counts, Vec::new());
+        let summary = why.summary.clone();
+        why.add_far_end(&Ends::default().of(&cause.verdict, "b", true).unwrap());
+        assert_eq!(why.summary, summary);
+        let first = why.cause.unwrap();
+        let far = first.evidence.last().unwrap();
+        assert_eq!(far.content.to_string(), "b, the endpoint's node, never saw this connection");
+        assert_eq!(first.place, None);
     }
 
     #[test]
