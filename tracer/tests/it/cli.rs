@@ -63,7 +63,7 @@ fn help_has_examples_and_exit_statuses() {
 fn the_version_names_the_origin_of_the_ebpf_object() {
     let version = env!("CARGO_PKG_VERSION");
     assert_eq!(text(&viptrace(&["-V"]).stdout), format!("viptrace {version}\n"));
-    let long = text(&viptrace(&["--version"]).stdout).to_owned();
+    let long = text(&viptrace(&["--version"]).stdout);
     let (first, object) = long.split_once('\n').unwrap();
     assert_eq!(first, format!("viptrace {version}"));
     let known = ["built from source", "from the package", "none: "];
