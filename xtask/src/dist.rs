@@ -1,6 +1,6 @@
 //! `cargo xtask dist`: writes the contents of a package below the target folder: the static binary, its man pages and
-//! shell completions, the licence, and a checksum of each file; the container images as OCI archives; and the plugin's
-//! archives with krew's manifest.
+//! shell completions, the licence, and a checksum of each file; the container images as OCI archives; the plugin's archives
+//! with krew's manifest; and the crates for a registry.
 //!
 //! The binary itself prints the pages, so that they match its version and this crate need not link it. It is linked with
 //! glibc: a static musl has a slow allocator, and since glibc 2.34 names are resolved without shared libraries. It depends
@@ -19,6 +19,7 @@ use crate::cpio::Archive;
 use crate::image;
 use crate::krew::{self, Release};
 use crate::oci::Image;
+use crate::package;
 use crate::place::{Place, cargo};
 use crate::printer::{Outcome, Printer};
 use crate::setup;
@@ -68,6 +69,11 @@ pub(crate) fn run(printer: &Printer) -> Result<()> {
             ));
         }
         write_image(printer, &folder, &origin.image("", go), &[&bare])?;
+    }
+    let crates = package::write(printer, &place)?;
+    for file in &crates {
+        let name = file.file_name().unwrap_or_default();
+        fs::copy(file, folder.join(name)).with_context(|| format!("could not copy {}", file.display()))?;
     }
     printer.step("krew's manifest", || {
         plugin.write_manifest(&folder)?;

@@ -29,7 +29,7 @@ const CHECKS: &[Check] = &[
             "--config",
             "profile.dev.panic=\"abort\"",
             "--package",
-            "tracer-ebpf",
+            "viptrace-ebpf",
             "--bin",
             "viptrace-bpf",
             "--features",

@@ -24,7 +24,10 @@ mod libraries;
 mod matrix;
 mod memory;
 mod modules;
+#[path = "../../tracer/build/object.rs"]
+mod object;
 mod oci;
+mod package;
 mod place;
 mod portable;
 mod printer;
@@ -77,12 +80,14 @@ enum Verb {
     /// Serve discovery.k8s.io/v1 for an API server without it; `cluster` starts this
     #[command(name = cluster::slices::VERB, hide = true)]
     ServeSlices(cluster::slices::Options),
+    /// Write the crates for a registry, with the built eBPF objects, and install viptrace from them without a BPF linker
+    Package,
     /// Compile viptrace for macOS and Windows, where the plugin runs, without linking it
     Portable,
     /// Write deploy/viptrace.yaml from the chart
     Render,
     /// Fill target/dist with the contents of a package (static binary, man pages, completions, licence, checksums) and
-    /// the container images as OCI archives, and the plugin's archives with their krew manifest
+    /// the container images as OCI archives, the plugin's archives with their krew manifest, and the crates
     Dist,
 }
 
@@ -100,6 +105,7 @@ fn main() -> ExitCode {
         Verb::Fuzz(options) => fuzz::run(&printer, options),
         Verb::Shell(options) => shell::run(&printer, options),
         Verb::ServeSlices(options) => cluster::slices::serve(options).map(|()| true),
+        Verb::Package => Ok(package::run(&printer)),
         Verb::Portable => Ok(portable::run(&printer)),
         Verb::Render => deploy::write_plain(&printer).map(|()| true),
         Verb::Dist => dist::run(&printer).map(|()| true),

@@ -40,7 +40,7 @@ const SILENCE: Duration = Duration::from_mins(5);
 #[derive(Debug, Default, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub(crate) struct Options {
-    /// Only guests of this kernel; may be given more than once
+    /// Only guests of this kernel; may be given more than once. With --cluster: a cluster whose nodes have this kernel
     #[arg(long = "kernel", value_name = "SERIES", value_parser = kernels::parse)]
     kernels: Vec<&'static Series>,
     /// Only scenarios whose name contains FILTER, or one of several filters separated by commas (`=NAME` selects one

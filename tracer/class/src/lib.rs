@@ -30,7 +30,7 @@ macro_rules! page {
         page!($of)
     };
     ($class:ident) => {
-        include_str!(concat!("../../../docs/classes/", stringify!($class), ".md"))
+        include_str!(concat!("../pages/", stringify!($class), ".md"))
     };
 }
 

@@ -76,13 +76,17 @@ const REPLAY_EXAMPLES: &str = "Examples:
   viptrace replay incident.viptrace -o parquet --out incident/
                                                    tables, for DuckDB";
 
+/// The version, and which eBPF object the program has (`build.rs`).
+const LONG_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\neBPF object: ", env!("VIPTRACE_BPF_ORIGIN"));
+
 /// Finds the hop that broke a Kubernetes Service
 ///
 /// viptrace observes how this node's kernel handles connections to Services (NAT, conntrack, resets, drops), joins each
 /// decision with the cluster's objects of that moment, and names the cause with its evidence, or reports that it cannot.
 /// It only reads: it changes neither the node nor the cluster.
 #[derive(Debug, Parser)]
-#[command(name = "viptrace", version, after_help = EXIT_STATUS, max_term_width = 100, subcommand_required = true)]
+#[command(name = "viptrace", version, long_version = LONG_VERSION, after_help = EXIT_STATUS, max_term_width = 100)]
+#[command(subcommand_required = true)]
 pub struct Cli {
     #[command(subcommand)]
     pub verb: Verb,

@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use anyhow::Context as _;
-use clap::CommandFactory as _;
+use clap::{CommandFactory as _, builder::Resettable};
 use clap_complete::Shell;
 
 use crate::cli::{
@@ -21,7 +21,9 @@ pub(super) fn run(args: &PagesArgs) -> anyhow::Result<Outcome> {
             .hint(|| "name a folder that you may write to".to_owned())?;
     }
     let unwritable = |folder: &Path| format!("cannot write in {}", folder.display());
-    clap_mangen::generate_to(Cli::command(), &man).with_context(|| unwritable(&man))?;
+    // The origin of this program's eBPF object is no property of the page.
+    let program = Cli::command().long_version(Resettable::Reset);
+    clap_mangen::generate_to(program, &man).with_context(|| unwritable(&man))?;
     let plugin = Plugin::command()
         .name("kubectl-viptrace")
         .display_name("kubectl-viptrace")

@@ -3,7 +3,11 @@
 //! A fault that observed flows met leads, since it is why they failed; the checks' evidence for the same class supports it.
 //! Without such a flow the checks' first fault leads.
 
-use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -19,6 +23,7 @@ use crate::{
         },
     },
     text::count,
+    time::Timestamp,
     verdict::{Evidence, EvidenceType, Mitigation, Text, Verdict},
 };
 
@@ -69,13 +74,18 @@ pub struct Ends {
     is_full: bool,
 }
 
+/// A verdict has this among its unseen facts where only the endpoint's node knows it (`diagnosis/flows/network_path.rs`).
+const UNKNOWN_ARRIVAL: &str = "whether the packet reached";
 /// The most flows whose arrival is kept.
 const MAX_ENDS: usize = 16_384;
 
 /// A flow at its endpoint's node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FarEnd {
+    /// The node that judged the flow; `None`: the verdict does not name it.
+    pub from: Option<String>,
     pub node: String,
+    pub client: SocketAddr,
     pub endpoint: SocketAddr,
     /// `None`: the node never saw it.
     pub fate: Option<Fate>,
@@ -89,6 +99,20 @@ impl Ends {
             return;
         }
         self.flows.entry(key).or_default().insert(node.to_owned(), arrival.fate);
+    }
+
+    /// The arrival of the first of these flows of which something can be concluded. `node_of` gives the node of an address, and
+    /// whether it was observed all the time since then. A flow that began before the endpoint's node was traced shows
+    /// nothing, and a later one of the same cause may.
+    pub fn first_of<'v>(
+        &self,
+        verdicts: impl IntoIterator<Item = &'v Verdict>,
+        mut node_of: impl FnMut(IpAddr, Timestamp) -> Option<(String, bool)>,
+    ) -> Option<FarEnd> {
+        verdicts.into_iter().find_map(|verdict| {
+            let (node, is_observed) = node_of(verdict.flow.endpoint?.ip(), verdict.flow.started)?;
+            self.of(verdict, &node, is_observed)
+        })
     }
 
     /// The arrival at the endpoint's node of a flow that another node judged; `None` if nothing can be concluded.
@@ -105,7 +129,8 @@ impl Ends {
         if fate.is_none() && (is_masqueraded || self.is_full || !is_observed) {
             return None;
         }
-        Some(FarEnd { node: node.to_owned(), endpoint, fate })
+        let from = verdict.flow.node.as_deref().map(ToOwned::to_owned);
+        Some(FarEnd { from, node: node.to_owned(), client: verdict.flow.client, endpoint, fate })
     }
 }
 
@@ -144,24 +169,37 @@ impl Why {
     /// rule's.
     pub fn add_far_end(&mut self, far: &FarEnd) {
         let Some(cause) = &mut self.cause else { return };
-        let FarEnd { node, endpoint, fate } = far;
+        let FarEnd { from, node, client, endpoint, fate } = far;
+        // The verdict's rule asks this where the client's node dropped nothing and heard nothing.
+        let was_sent = cause.unseen.iter().any(|unseen| unseen.contains(UNKNOWN_ARRIVAL));
+        let flow = format!("the connection from {client} to {endpoint}");
         let text = match fate {
-            Some(Fate::Answered) => {
-                format!("{node}, the endpoint's node, saw this connection answered by {endpoint}")
-            }
+            Some(Fate::Answered) => format!("{node}, the endpoint's node, saw {flow} answered"),
             Some(Fate::Stopped) => {
-                format!("{node}, the endpoint's node, saw this connection, and a rule there dropped it")
+                format!("{node}, the endpoint's node, saw {flow}, and a rule there dropped it")
             }
-            Some(Fate::Other) => {
-                format!("{node}, the endpoint's node, saw this connection reach it and fail there")
-            }
-            None => format!(
-                "{node}, the endpoint's node, never saw this connection: it was lost between the nodes"
-            ),
+            Some(Fate::Other) => format!("{node}, the endpoint's node, saw {flow} arrive and fail there"),
+            None => match from.as_ref().filter(|_| was_sent) {
+                Some(from) => format!(
+                    "{from} sent the packets of {flow}, and {node}, the endpoint's node, never saw one: they were lost \
+                     between the nodes"
+                ),
+                None => format!("{node}, the endpoint's node, never saw {flow}"),
+            },
         };
         cause.evidence.push(Evidence { r#type: EvidenceType::Kernel, time: None, content: text.into() });
-        cause.unseen.retain(|unseen| !unseen.contains("whether the packet reached"));
-        if cause.class != Class::C29 || *fate != Some(Fate::Stopped) {
+        cause.unseen.retain(|unseen| !unseen.contains(UNKNOWN_ARRIVAL));
+        if cause.class != Class::C29 {
+            return;
+        }
+        if let (None, true, Some(from)) = (fate, was_sent, from) {
+            let what =
+                format!("{from} sends connections to {endpoint}, and they never arrive at {node}, its node");
+            cause.root_cause = FindingRecord::of(Finding::new(Class::C29, what), Some(node)).root_cause;
+            cause.place = Some(format!("between {from} and {node}"));
+            self.summary = format!("{} is broken: {}", self.service, Finding::detail_of(&cause.root_cause));
+        }
+        if *fate != Some(Fate::Stopped) {
             return;
         }
         let what = format!("a rule on {node}, the node of the endpoint {endpoint}, drops its connections");
@@ -421,11 +459,20 @@ mod tests {
 
     #[test]
     fn a_fault_between_two_nodes_is_shown_from_both_ends() {
-        let lost = far_end(None).cause.unwrap();
-        assert_eq!(lost.class, Class::C29);
+        let lost = far_end(None);
+        let cause = lost.cause.as_ref().unwrap();
+        assert_eq!((cause.class, cause.place.as_deref()), (Class::C29, Some("between a and b")));
+        let both = "a sent the packets of the connection from 10.244.1.4:40001 to 10.244.2.5:8080, and b, the endpoint's node, \
+             never saw one";
         assert!(
-            lost.evidence.iter().any(|e| e.content.contains("never saw this connection"))
-                && lost.unseen.is_empty()
+            cause.evidence.iter().any(|evidence| evidence.content.starts_with(both)),
+            "{:?}",
+            cause.evidence
+        );
+        assert!(cause.unseen.is_empty());
+        assert_eq!(
+            lost.summary,
+            "shop/cart is broken: a sends connections to 10.244.2.5:8080, and they never arrive at b, its node"
         );
         let stopped = far_end(Some(Fate::Stopped));
         assert_eq!(stopped.cause.as_ref().unwrap().class, Class::C30);
@@ -434,6 +481,38 @@ mod tests {
             "shop/cart is broken: a rule on b, the node of the endpoint 10.244.2.5:8080, drops its connections"
         );
         assert_eq!(far_end(Some(Fate::Answered)).cause.unwrap().class, Class::C29);
+    }
+
+    #[test]
+    fn a_flow_from_before_the_other_trace_is_passed_over() {
+        let early = verdict("C29");
+        let mut late = early.clone();
+        late.flow.started = early.flow.started.saturating_add(Duration::from_secs(1));
+        late.flow.client = "10.244.1.4:40002".parse().unwrap();
+        let observed_since = late.flow.started;
+        let node_of = |_, since| Some(("b".to_owned(), since >= observed_since));
+        let far = Ends::default().first_of([&early, &late], node_of).unwrap();
+        assert_eq!((far.client, far.fate), (late.flow.client, None));
+        assert_eq!(Ends::default().first_of([&early], node_of), None);
+    }
+
+    #[test]
+    fn a_packet_that_the_clients_node_dropped_was_not_sent() {
+        let mut verdict = verdict("C29");
+        verdict.unseen.clear();
+        let cause = Cause { verdict, flows: 2 };
+        let counts = Counts { faults: 2, ..Counts::default() };
+        let mut why = why(check(Vec::new()), &[&cause], counts, Vec::new());
+        let summary = why.summary.clone();
+        why.add_far_end(&Ends::default().of(&cause.verdict, "b", true).unwrap());
+        assert_eq!(why.summary, summary);
+        let first = why.cause.unwrap();
+        let far = first.evidence.last().unwrap();
+        assert_eq!(
+            far.content.to_string(),
+            "b, the endpoint's node, never saw the connection from 10.244.1.4:40001 to 10.244.2.5:8080"
+        );
+        assert_eq!(first.place, None);
     }
 
     #[test]

@@ -100,6 +100,34 @@ fn a_change_that_waits_is_in_flight_or_broken_by_its_age() {
 }
 
 #[test]
+fn a_change_may_wait_for_the_whole_period_between_syncs() {
+    // It has waited for 56 s in this capture.
+    for (period, class, level) in
+        [("1s", Class::C4, Level::Fault), ("1m", Class::C5, Level::Note), ("30s", Class::C4, Level::Fault)]
+    {
+        let node = node();
+        node.edit("node/config.yaml", |text| {
+            format!("{text}iptables: {{minSyncPeriod: {period}, syncPeriod: 5m}}\n")
+        });
+        node.edit("node/metrics.txt", |text| {
+            text.replace(
+                "last_queued_timestamp_seconds 1.79521709812791e+09",
+                "last_queued_timestamp_seconds 1.7952170500e+09",
+            )
+            .replace(
+                "last_timestamp_seconds 1.7952170983640833e+09",
+                "last_timestamp_seconds 1.7952170400e+09",
+            )
+        });
+        let report = node.check();
+        let finding = only(&report, class);
+        assert_eq!(finding.level, level, "{period}: {finding:#?}");
+        let names_period = finding.root_cause.contains("its minSyncPeriod is 1 min");
+        assert_eq!(names_period, class == Class::C5, "{period}: {finding:#?}");
+    }
+}
+
+#[test]
 fn a_rejected_batch_names_its_cause_while_it_lasts() {
     let node = node();
     node.edit("node/metrics.txt", |text| {

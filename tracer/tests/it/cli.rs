@@ -57,7 +57,18 @@ fn help_has_examples_and_exit_statuses() {
     }
     let long = help.lines().filter(|line| line.chars().count() > 100).collect::<Vec<_>>();
     assert!(long.is_empty(), "{long:?}");
-    assert!(text(&viptrace(&["--version"]).stdout).starts_with("viptrace "));
+}
+
+#[test]
+fn the_version_names_the_origin_of_the_ebpf_object() {
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(text(&viptrace(&["-V"]).stdout), format!("viptrace {version}\n"));
+    let long = text(&viptrace(&["--version"]).stdout);
+    let (first, object) = long.split_once('\n').unwrap();
+    assert_eq!(first, format!("viptrace {version}"));
+    let known = ["built from source", "from the package", "none: "];
+    let origin = object.strip_prefix("eBPF object: ").unwrap_or_else(|| panic!("{long}"));
+    assert!(known.iter().any(|known| origin.starts_with(known)), "{long}");
 }
 
 #[test]

@@ -125,6 +125,8 @@ pub(crate) struct Cluster {
     mode: Mode,
     state: PathBuf,
     applied: AtomicU64,
+    /// What a scenario left out, for the line of its result.
+    notes: Vec<String>,
     /// Held as long as the cluster runs.
     _lock: File,
 }
@@ -193,6 +195,7 @@ impl Cluster {
             mode,
             state: state.clone(),
             applied: AtomicU64::new(0),
+            notes: Vec::new(),
             _lock: lock,
         };
         printer.step("nodes", || {
@@ -268,6 +271,15 @@ impl Cluster {
         self.kubectl(words.chain([file.as_os_str()])).map(drop)
     }
 
+    /// Posts an object to a path of the API.
+    pub(crate) fn create_raw(&self, path: &str, object: &str) -> Result<()> {
+        let number = self.applied.fetch_add(1, Ordering::Relaxed);
+        let file = self.state.join(format!("created-{number}.json"));
+        control_plane::write(&file, object)?;
+        let words = ["create", "--raw", path, "--filename"].map(OsStr::new);
+        self.kubectl(words.into_iter().chain([file.as_os_str()])).map(drop)
+    }
+
     /// Waits at most `limit` until `check` returns a value. The end of a part of the cluster ends the wait.
     pub(crate) fn wait_for<T>(
         &mut self,
@@ -301,6 +313,11 @@ impl Cluster {
     /// The API server goes on.
     pub(crate) fn resume_api_server(&self) -> Result<()> {
         self.control_plane.signal_api_server("CONT")
+    }
+
+    /// Notes something that a scenario leaves out on this cluster.
+    pub(crate) fn note(&mut self, text: String) {
+        self.notes.push(text);
     }
 
     pub(crate) fn nodes(&self) -> &[Node] {

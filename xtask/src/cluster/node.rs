@@ -30,6 +30,8 @@ use super::wait;
 const SOCKET: Duration = Duration::from_secs(20);
 /// The longest time for containerd to answer, and to import an image.
 const RUNTIME: Duration = Duration::from_mins(3);
+/// The longest time for a short command.
+const COMMAND: Duration = Duration::from_secs(30);
 /// The longest time for a service to stop.
 const STOP: Duration = Duration::from_mins(1);
 const MEMORY: &str = "2048M";
@@ -39,6 +41,11 @@ const KUBE_PROXY: &str = "kube-proxy";
 const KUBE_PROXY_GROUP: &str = "4242";
 /// The table of that rule, and the mark that it gives.
 const MARKS: &str = "lab-marks";
+const KUBE_PROXY_CONFIGURATION: &str = "etc/kubernetes/kube-proxy.json";
+const IPVS_MODULES: &str = "modprobe --all ip_vs ip_vs_rr ip_vs_wrr ip_vs_sh";
+/// An address of the nodes' network that no machine has, and its hardware address.
+const NOWHERE: &str = "172.31.99.200";
+const NOBODY: &str = "52:54:00:00:00:c8";
 const CONTAINERD: &str = "unix:///run/containerd/containerd.sock";
 
 /// The first release whose kubelet reads the runtime's address from its configuration.
@@ -54,6 +61,8 @@ pub(crate) enum Mode {
 }
 
 impl Mode {
+    pub(crate) const ALL: [Self; 3] = [Self::Iptables, Self::Ipvs, Self::Nftables];
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Iptables => "iptables",
@@ -254,9 +263,49 @@ impl Node {
 
     pub(crate) fn start_kube_proxy(&mut self) -> Result<()> {
         self.mark_kube_proxy()?;
-        let configuration = format!("--config=/{FOLDER}/kube-proxy.json");
+        let configuration = format!("--config=/{KUBE_PROXY_CONFIGURATION}");
         let group = format!("--regid={KUBE_PROXY_GROUP}");
         self.start_service(KUBE_PROXY, &["setpriv", &group, "--clear-groups", KUBE_PROXY, &configuration])
+    }
+
+    /// Writes kube-proxy's configuration for its next start: the mode, and the least time between two syncs, in seconds.
+    pub(crate) fn configure_kube_proxy(&self, mode: Mode, min_sync_seconds: Option<u32>) -> Result<()> {
+        if mode == Mode::Ipvs {
+            self.run(&words(IPVS_MODULES).iter().map(String::as_str).collect::<Vec<_>>())?;
+        }
+        let text = kube_proxy_configuration(&self.name(), mode, min_sync_seconds);
+        let write = format!("cat >/{KUBE_PROXY_CONFIGURATION}");
+        let done = self.remote.start(&["sh", "-c", &write], &text, None)?.finish(COMMAND)?;
+        if done.exit != 0 {
+            bail!("kube-proxy's configuration on {} could not be written: {}", self.name(), done.err.trim());
+        }
+        Ok(())
+    }
+
+    /// Removes the rules of every mode, as before a change of the mode. kube-proxy must not run.
+    pub(crate) fn remove_rules(&self) -> Result<()> {
+        // That of 1.20 leaves the virtual servers.
+        let command = format!(
+            "{KUBE_PROXY} --cleanup && if [ -e /proc/net/ip_vs ]; then ipvsadm --clear; fi && \
+             if [ -e /sys/class/net/kube-ipvs0 ]; then ip link delete kube-ipvs0; fi"
+        );
+        self.run(&["sh", "-c", &command]).map(drop)
+    }
+
+    /// Sends what goes to the other nodes' Pods to an address that no machine has, so that it is lost between the nodes;
+    /// or to those nodes again.
+    pub(crate) fn lose_packets(&self, lose: bool) -> Result<()> {
+        if lose {
+            let neighbour = format!("ip neigh replace {NOWHERE} lladdr {NOBODY} nud permanent dev eth0");
+            self.run(&neighbour.split(' ').collect::<Vec<_>>())?;
+        }
+        for other in NODES.iter().filter(|other| **other != self.address) {
+            let ip = other.ip();
+            let route =
+                format!("ip route replace {} via {}", other.pod_cidr(), if lose { NOWHERE } else { &ip });
+            self.run(&route.split(' ').collect::<Vec<_>>())?;
+        }
+        Ok(())
     }
 
     /// Drops every packet between kube-proxy and the API server, and nothing else of the node.
@@ -310,7 +359,7 @@ impl Node {
             words("modprobe --all virtio_net overlay br_netfilter veth nf_conntrack nf_tables ip_tables"),
         ];
         if mode == Mode::Ipvs {
-            commands.push(words("modprobe --all ip_vs ip_vs_rr ip_vs_wrr ip_vs_sh"));
+            commands.push(words(IPVS_MODULES));
         }
         for setting in [
             "net.ipv4.ip_forward=1",
@@ -385,7 +434,7 @@ fn write_initramfs(parts: Parts<'_>, address: Address, file: &Path) -> Result<()
         add(&format!("{FOLDER}/{file}.kubeconfig"), authority.kubeconfig(&identity, CONTROL_PLANE));
     }
     add(&format!("{FOLDER}/kubelet.json"), kubelet_configuration(parts.binaries.version));
-    add(&format!("{FOLDER}/kube-proxy.json"), kube_proxy_configuration(&name, parts.mode));
+    add(KUBE_PROXY_CONFIGURATION, kube_proxy_configuration(&name, parts.mode, None));
     for binary in ["viptrace", "viptrace-lab"] {
         own.file(&format!("{OVERLAY}/usr/bin/{binary}"), &parts.place.release(binary), 0o755);
     }
@@ -480,8 +529,8 @@ fn kubelet_configuration(version: Version) -> String {
     format!("{configuration:#}\n")
 }
 
-fn kube_proxy_configuration(node: &str, mode: Mode) -> String {
-    let configuration = json!({
+fn kube_proxy_configuration(node: &str, mode: Mode, min_sync_seconds: Option<u32>) -> String {
+    let mut configuration = json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "mode": mode.name(),
@@ -491,6 +540,11 @@ fn kube_proxy_configuration(node: &str, mode: Mode) -> String {
         // The kernel's own limit stays.
         "conntrack": {"maxPerCore": 0},
     });
+    if let Some(seconds) = min_sync_seconds {
+        // kube-proxy refuses a syncPeriod that is shorter.
+        configuration[mode.name()] =
+            json!({"minSyncPeriod": format!("{seconds}s"), "syncPeriod": format!("{}s", seconds * 2)});
+    }
     format!("{configuration:#}\n")
 }
 
@@ -504,6 +558,15 @@ mod tests {
         assert!(Mode::Nftables.check(Version::new(1, 36)).is_ok());
         let error = Mode::Nftables.check(Version::new(1, 20)).unwrap_err().to_string();
         assert!(error.contains("1.31") && error.contains("hint: "), "{error}");
+    }
+
+    #[test]
+    fn the_period_between_syncs_is_that_of_the_mode() {
+        let plain = kube_proxy_configuration("node1", Mode::Ipvs, None);
+        assert!(!plain.contains("minSyncPeriod"));
+        let slow = kube_proxy_configuration("node1", Mode::Ipvs, Some(60));
+        let slow: serde_json::Value = serde_json::from_str(&slow).unwrap();
+        assert_eq!(slow["ipvs"], json!({"minSyncPeriod": "60s", "syncPeriod": "120s"}));
     }
 
     #[test]

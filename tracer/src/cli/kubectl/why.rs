@@ -37,6 +37,7 @@ use crate::{
         why::{Ends, FarEnd, Probe, Why},
     },
     text::{count, list},
+    verdict::Verdict,
 };
 
 /// How long a probe's flow may take to be judged after its result.
@@ -45,6 +46,8 @@ const JUDGED: Duration = Duration::from_secs(4);
 const PROBED: Duration = Duration::from_secs(8);
 /// The interval at which the end of a connection from a Pod is noticed.
 const TURN: Duration = Duration::from_millis(200);
+/// The most failed flows that are compared with their endpoint's node.
+const MAX_FAULTS: usize = 1024;
 /// The most addresses and ports of a Service that are probed.
 const MAX_PROBES: usize = 8;
 
@@ -99,6 +102,7 @@ pub(super) async fn run(
             filter,
             summary: Summary::default(),
             ends: Ends::default(),
+            faults: Vec::new(),
             probes: Vec::new(),
             warnings: Vec::new(),
         };
@@ -292,17 +296,19 @@ struct Seen {
     filter: Filter,
     summary: Summary,
     ends: Ends,
+    /// The first failed flows, at most [`MAX_FAULTS`].
+    faults: Vec<Verdict>,
     probes: Vec<Probe>,
     warnings: Vec<String>,
 }
 
 impl Seen {
-    /// The first faulty flow as its endpoint's node observed it.
+    /// A flow of the first cause as its endpoint's node observed it.
     fn far_end(&self, trace: &Traces<'_>) -> Option<FarEnd> {
         let causes = self.summary.causes();
-        let verdict = &causes.iter().find(|cause| cause.verdict.class.is_fault())?.verdict;
-        let (node, is_observed) = trace.node_of(verdict.flow.endpoint?.ip(), verdict.flow.started)?;
-        self.ends.of(verdict, &node, is_observed)
+        let first = &causes.iter().find(|cause| cause.verdict.class.is_fault())?.verdict;
+        let others = self.faults.iter().filter(|verdict| verdict.root_cause == first.root_cause);
+        self.ends.first_of(std::iter::once(first).chain(others), |ip, since| trace.node_of(ip, since))
     }
 }
 
@@ -322,6 +328,9 @@ impl Results for Seen {
     fn judged(&mut self, _: &str, judged: Judged) -> anyhow::Result<()> {
         if self.filter.shows(&judged.verdict) {
             self.summary.add(&judged);
+            if judged.verdict.class.is_fault() && self.faults.len() < MAX_FAULTS {
+                self.faults.push(judged.verdict);
+            }
         }
         Ok(())
     }

@@ -74,6 +74,8 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
             finding = finding.api(None, format!("the endpoint's node {name} is not Ready"));
             finding = finding.first(action::DESCRIBE_ENDPOINT_NODE).fill("ENDPOINT_NODE", word(name));
         }
+        // A packet that this node dropped reached no other one.
+        Some(_) if !local && dropped.is_some() => {}
         Some(name) if !local => {
             finding =
                 finding.unobserved(format!("whether the packet reached node {name}: a trace there shows it"));

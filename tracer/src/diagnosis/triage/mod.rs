@@ -39,7 +39,7 @@ pub use compare::Saved;
 pub use confirm::Reading;
 pub use facts::Facts;
 pub use report::{CheckReport, FindingRecord, State};
-pub(crate) use sync::IN_FLIGHT;
+pub(crate) use sync::in_flight_limit;
 
 pub use crate::diagnosis::finding::Level;
 pub(crate) use crate::diagnosis::finding::Step;

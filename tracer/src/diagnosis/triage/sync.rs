@@ -12,12 +12,15 @@ use crate::{
         log::{LoggedError, Trouble},
         metrics::{Metrics, SyncTimes},
     },
+    text::length,
     verdict::EvidenceType,
 };
 
 /// An update that waits longer than this has failed at least once: kube-proxy tries a sync each `minSyncPeriod` (1 s), and
 /// a sync of large tables takes seconds.
-pub(crate) const IN_FLIGHT: Duration = Duration::from_secs(15);
+const IN_FLIGHT: Duration = Duration::from_secs(15);
+/// The `minSyncPeriod` that it covers.
+const DEFAULT_PERIOD: Duration = Duration::from_secs(1);
 /// In seconds. If the 99th percentile of changes takes longer than this, rollouts suffer.
 const SLOW_PROGRAMMING_SECS: f64 = 10.0;
 /// In seconds. A failing sync has a younger error than this.
@@ -27,6 +30,11 @@ const SLOW_SYNC_SECS: f64 = 5.0;
 const MIN_OBSERVATIONS: f64 = 20.0;
 /// In seconds. A normal start does not wait longer than this for the first lists.
 const START_SECS: f64 = 60.0;
+
+/// The longest wait of an update that has not failed: it may wait for one whole `minSyncPeriod` first.
+pub(crate) fn in_flight_limit(min_sync_period: Option<Duration>) -> Duration {
+    IN_FLIGHT.saturating_add(min_sync_period.unwrap_or_default().saturating_sub(DEFAULT_PERIOD))
+}
 
 pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
     let metrics = facts.node.metrics.as_ref();
@@ -57,21 +65,18 @@ fn failing(facts: &Facts, times: &[SyncTimes], findings: &mut Vec<Finding>) {
     let age = |times: &SyncTimes| facts.now().map(|now| now - times.last_queued);
     let oldest = pending.iter().filter_map(|times| age(times)).fold(0.0, f64::max);
     let unhealthy = facts.node.healthz.as_ref().is_some_and(|health| !health.is_healthy());
-    let stuck = !pending.is_empty() && (oldest > IN_FLIGHT.as_secs_f64() || unhealthy);
+    let period = facts.node.report.min_sync_period;
+    let limit = in_flight_limit(period).as_secs_f64();
+    let stuck = !pending.is_empty() && (oldest > limit || unhealthy);
     // Without metrics only the log is known, which does not show whether a later sync succeeded.
     let blind = times.is_empty() && !errors.is_empty();
     if !stuck && errors.is_empty() && failures.is_empty() {
         if !pending.is_empty() {
-            findings.push(in_flight(&pending, oldest));
+            findings.push(in_flight(&pending, oldest, period));
         }
         return;
     }
-    if !stuck
-        && !pending.is_empty()
-        && oldest <= IN_FLIGHT.as_secs_f64()
-        && errors.is_empty()
-        && failures.is_empty()
-    {
+    if !stuck && !pending.is_empty() && oldest <= limit && errors.is_empty() && failures.is_empty() {
         return;
     }
     let cause = errors.iter().max_by_key(|error| error.count).map(|error| error.trouble);
@@ -137,10 +142,18 @@ const fn cure(trouble: Trouble) -> Option<Action> {
     }
 }
 
-fn in_flight(pending: &[&SyncTimes], age: f64) -> Finding {
+fn in_flight(pending: &[&SyncTimes], age: f64, period: Option<Duration>) -> Finding {
     let families: Vec<&str> =
         pending.iter().map(|times| times.family.as_str()).filter(|family| !family.is_empty()).collect();
-    Finding::new(Class::C5, format!("a sync of the rules is under way, for {:.1} s", age.max(0.0)))
+    let what = match period.filter(|period| *period > DEFAULT_PERIOD) {
+        Some(period) => format!(
+            "a change has been waiting for kube-proxy's rules for {:.1} s; its minSyncPeriod is {}",
+            age.max(0.0),
+            length(period)
+        ),
+        None => format!("a sync of the rules is under way, for {:.1} s", age.max(0.0)),
+    };
+    Finding::new(Class::C5, what)
         .severity(Severity::None)
         .level(Level::Note)
         .node(
@@ -213,8 +226,8 @@ fn age(facts: &Facts, metrics: &Metrics) -> Option<f64> {
 
 /// Whether a sync is under way: a queued update is not written yet, and younger than one that has failed.
 pub(super) fn is_under_way(facts: &Facts) -> bool {
-    let young =
-        |times: &SyncTimes| facts.now().is_some_and(|now| now - times.last_queued <= IN_FLIGHT.as_secs_f64());
+    let limit = in_flight_limit(facts.node.report.min_sync_period).as_secs_f64();
+    let young = |times: &SyncTimes| facts.now().is_some_and(|now| now - times.last_queued <= limit);
     is_starting(facts) || facts.sync_times().iter().any(|times| waiting(times) && young(times))
 }
 

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Change, MAX_AGE, Subject};
 use crate::{
-    diagnosis::triage::IN_FLIGHT,
+    diagnosis::triage::in_flight_limit,
     node::{Observed, Presence, ProxyMode, Snapshot, ipvs::IpvsSettings},
     text,
     time::Timestamp,
@@ -147,7 +147,7 @@ impl Readings {
         }
         let Some((queued, synced)) = report.last_queued.zip(report.last_synced) else { return };
         let waits = synced > Timestamp::MIN && queued > synced;
-        let is_late = waits && began.since(queued) >= IN_FLIGHT;
+        let is_late = waits && began.since(queued) >= in_flight_limit(report.min_sync_period);
         let was_late = self.is_late.is_some_and(|known| known.value);
         // While a later update waits for less than that, it is not known whether the earlier one was written.
         if is_late || !waits {

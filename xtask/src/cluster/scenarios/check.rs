@@ -3,17 +3,19 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use serde_json::json;
 
 use super::super::Cluster;
-use super::super::node::Node;
+use super::super::node::{Mode, Node};
 use super::super::remote::Finished;
 use super::workload::{PODS, Workload};
 use crate::printer::indented;
 
 /// The longest time for one check under emulation.
 const CHECK: Duration = Duration::from_mins(2);
+/// The longest time until a changed mode's rules are written.
+const CHANGE: Duration = Duration::from_mins(1);
 const RBAC: &str = include_str!("../../../../deploy/rbac.yaml");
 
 /// As root on each node, with an administrator's kubeconfig.
@@ -25,6 +27,45 @@ pub(super) fn in_guest(cluster: &mut Cluster, namespace: &str) -> Result<()> {
 /// Runs a check as root on a node.
 pub(super) fn on(node: &Node, flags: &[&str]) -> Result<Finished> {
     node.start_viptrace("check", flags)?.finish(CHECK)
+}
+
+/// The same in every mode that this kube-proxy has. The one with which the cluster started is the last one.
+pub(super) fn in_every_mode(cluster: &mut Cluster, namespace: &str) -> Result<()> {
+    let workload = Workload::create(cluster, namespace)?;
+    let (own, version) = (cluster.mode, cluster.binaries.version);
+    let (has, lacks): (Vec<Mode>, Vec<Mode>) =
+        Mode::ALL.into_iter().filter(|mode| *mode != own).partition(|mode| mode.check(version).is_ok());
+    for mode in lacks {
+        cluster.note(format!("kube-proxy {version} has no mode {}", mode.name()));
+    }
+    let mut wrong = Vec::new();
+    for mode in has.into_iter().chain([own]) {
+        let healthy = change_mode(cluster, mode).and_then(|()| {
+            cluster.wait_for(
+                &format!("the Service to answer in mode {}", mode.name()),
+                CHANGE,
+                |cluster| Ok(workload.connect(cluster).ok()),
+            )?;
+            cluster.nodes().iter().try_for_each(|node| expect_nothing(&node.name(), &on(node, &[])?))
+        });
+        if let Err(error) = healthy {
+            wrong.push(format!("{}: {error:#}", mode.name()));
+        }
+    }
+    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    Ok(())
+}
+
+/// Changes kube-proxy's mode on both nodes, as an administrator does.
+fn change_mode(cluster: &mut Cluster, mode: Mode) -> Result<()> {
+    for node in cluster.nodes_mut() {
+        node.stop_kube_proxy()?;
+        // What the old mode wrote is removed even if the new one cannot be configured.
+        let ready = node.remove_rules().and_then(|()| node.configure_kube_proxy(mode, None));
+        node.start_kube_proxy()?;
+        ready?;
+    }
+    Ok(())
 }
 
 /// In a Pod on each node.

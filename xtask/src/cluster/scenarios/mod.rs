@@ -3,12 +3,16 @@
 //!
 //! A scenario is a function that gets the cluster and its namespace; an error is its failure.
 
+mod capabilities;
 mod check;
+mod drain;
 mod healthy;
 mod incident;
+mod kube_proxy_slow;
 mod kube_proxy_stopped;
 mod outages;
 mod plugin;
+mod probes;
 mod rollout;
 mod workload;
 
@@ -34,11 +38,17 @@ const SCENARIOS: &[Scenario] = &[
     Scenario { name: "check-in-guest", run: check::in_guest },
     Scenario { name: "check-in-pod", run: check::in_pod },
     Scenario { name: "kube-proxy-stopped", run: kube_proxy_stopped::run },
+    Scenario { name: "kube-proxy-slow", run: kube_proxy_slow::run },
+    Scenario { name: "probes", run: probes::run },
     Scenario { name: "rollout", run: rollout::run },
+    Scenario { name: "drain", run: drain::run },
+    Scenario { name: "capabilities", run: capabilities::run },
+    Scenario { name: "path-between-nodes", run: plugin::path },
     Scenario { name: "why", run: plugin::why },
     Scenario { name: "plugin-failures", run: plugin::failures },
     Scenario { name: "plugin-with-agent", run: outages::with_agent },
     Scenario { name: "incident", run: incident::run },
+    Scenario { name: "check-every-mode", run: check::in_every_mode },
     // The last one: it leaves a node's kernel locked down.
     Scenario { name: "plugin-outages", run: outages::outages },
 ];
@@ -59,7 +69,8 @@ pub(crate) fn run(printer: &Printer, kind: &Kind, series: &Series, filter: Optio
         let started = Instant::now();
         let done = in_namespace(&mut cluster, &namespace, scenario);
         let took = started.elapsed().as_secs_f64();
-        let line = format!("{label}  {} ({took:.1} s)", scenario.name);
+        let taken = format!("{label}  {} ({took:.1} s)", scenario.name);
+        let line = std::iter::once(taken).chain(cluster.notes.drain(..)).collect::<Vec<_>>().join("; ");
         match done {
             Ok(()) => {
                 tally.count(Verdict::Passed);

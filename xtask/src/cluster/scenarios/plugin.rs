@@ -25,7 +25,7 @@ const REMOVED: Duration = Duration::from_mins(1);
 const CHANGE: Duration = Duration::from_mins(1);
 /// The first release with ephemeral containers by default.
 const EPHEMERAL_CONTAINERS: Version = Version::new(1, 23);
-const SELECTOR: &str = "--selector=app.kubernetes.io/managed-by=kubectl-viptrace";
+pub(super) const SELECTOR: &str = "--selector=app.kubernetes.io/managed-by=kubectl-viptrace";
 /// The exit status with faults.
 pub(super) const FAULTS: i32 = 3;
 
@@ -220,6 +220,27 @@ const FAULTS_OF_SERVICE: &[Fault] = &[
     },
 ];
 
+/// Packets that are lost between the nodes.
+const PATH: Fault = Fault {
+    name: "path",
+    classes: &["C29"],
+    probes: false,
+    make: |cluster, _, _| cluster.nodes()[0].lose_packets(true),
+    repair: |cluster, _, _| cluster.nodes()[0].lose_packets(false),
+};
+/// Its answer has what each end observed.
+const BOTH_ENDS: [&str; 3] =
+    ["node1 sends connections to", "they never arrive at node2", "node2, the endpoint's node, never saw one"];
+
+/// `why` shows a fault on the path between two nodes from both ends.
+pub(super) fn path(cluster: &mut Cluster, namespace: &str) -> Result<()> {
+    let workload = Workload::create(cluster, namespace)?;
+    let ran = with_fault(cluster, &workload, namespace, &PATH)?;
+    let missing = BOTH_ENDS.iter().find(|words| !ran.out.contains(**words));
+    ensure!(missing.is_none(), "the answer lacks {missing:?}:\n{}", ran.text());
+    expect_no_pod(cluster)
+}
+
 /// `why` names each fault from outside, and nothing wrong before and after.
 pub(super) fn why(cluster: &mut Cluster, namespace: &str) -> Result<()> {
     let workload = Workload::create(cluster, namespace)?;
@@ -228,13 +249,7 @@ pub(super) fn why(cluster: &mut Cluster, namespace: &str) -> Result<()> {
     ensure!(healthy.exit == Some(0), "a healthy Service: {:?}\n{}", healthy.exit, healthy.text());
     let mut wrong = Vec::new();
     for fault in FAULTS_OF_SERVICE {
-        let judged = (fault.make)(cluster, &workload, namespace)
-            .and_then(|()| judge(cluster, &workload, &service, fault));
-        (fault.repair)(cluster, &workload, namespace)?;
-        cluster.wait_for(&format!("the Service to answer after {}", fault.name), CHANGE, |cluster| {
-            Ok(workload.connect(cluster).ok())
-        })?;
-        if let Err(error) = judged {
+        if let Err(error) = with_fault(cluster, &workload, namespace, fault) {
             wrong.push(format!("{}: {error:#}", fault.name));
         }
         expect_no_pod(cluster)?;
@@ -252,8 +267,20 @@ pub(super) fn why(cluster: &mut Cluster, namespace: &str) -> Result<()> {
     Ok(())
 }
 
+/// Breaks the Service, runs `why`, and repairs the Service.
+fn with_fault(cluster: &mut Cluster, workload: &Workload<'_>, namespace: &str, fault: &Fault) -> Result<Ran> {
+    let service = format!("{namespace}/web");
+    let judged =
+        (fault.make)(cluster, workload, namespace).and_then(|()| judge(cluster, workload, &service, fault));
+    (fault.repair)(cluster, workload, namespace)?;
+    cluster.wait_for(&format!("the Service to answer after {}", fault.name), CHANGE, |cluster| {
+        Ok(workload.connect(cluster).ok())
+    })?;
+    judged
+}
+
 /// Runs `why` while connections fail.
-fn judge(cluster: &mut Cluster, workload: &Workload<'_>, service: &str, fault: &Fault) -> Result<()> {
+fn judge(cluster: &mut Cluster, workload: &Workload<'_>, service: &str, fault: &Fault) -> Result<Ran> {
     let mut words = vec!["why", service, "-o", "json", "--quiet"];
     if fault.probes {
         words.extend(["--probe", "--yes"]);
@@ -270,7 +297,9 @@ fn judge(cluster: &mut Cluster, workload: &Workload<'_>, service: &str, fault: &
     if !fault.probes {
         workload.stop_load(cluster)?;
     }
-    expect_class(&ran?, fault.classes)
+    let ran = ran?;
+    expect_class(&ran, fault.classes)?;
+    Ok(ran)
 }
 
 /// The conntrack table of the client's node is full. A full table keeps the plugin out as well, so it becomes full when the

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 
 use super::super::Cluster;
 use super::super::node::Node;
-use super::super::remote::Running;
+use super::super::remote::{Finished, Running};
 use super::workload::{PODS, Workload};
 use crate::printer::indented;
 
@@ -19,22 +19,25 @@ const MIN_CONNECTIONS: u32 = 10;
 
 pub(super) fn run(cluster: &mut Cluster, namespace: &str) -> Result<()> {
     let workload = Workload::create(cluster, namespace)?;
-    let traces: Vec<(String, Running)> = cluster.nodes().iter().map(trace).collect::<Result<_>>()?;
-    cluster.wait_for("the traces to attach", TRACE, |cluster| {
-        let ready = cluster.nodes().iter().all(|node| node.run(&["test", "-e", READY_FILE]).is_ok());
-        Ok(ready.then_some(()))
-    })?;
+    without_fault(cluster, &workload, |cluster| update(cluster, namespace))
+}
 
+/// Lets the client connect while `work` is done: every connection succeeds, and a trace on each node reports nothing.
+pub(super) fn without_fault(
+    cluster: &mut Cluster,
+    workload: &Workload<'_>,
+    work: impl FnOnce(&mut Cluster) -> Result<()>,
+) -> Result<()> {
+    let traces = traces(cluster, &[])?;
     workload.start_load(cluster)?;
-    let updated = update(cluster, namespace);
+    let done = work(cluster);
     let load = workload.stop_load(cluster)?;
-    updated?;
+    done?;
     if load.succeeded < MIN_CONNECTIONS || load.failed > 0 {
-        bail!("{load:?} during the update");
+        bail!("{load:?} meanwhile");
     }
     for (node, trace) in traces {
-        trace.interrupt()?;
-        let done = trace.finish(TRACE)?;
+        let done = end(trace)?;
         if done.exit != 0 {
             let output = done.out + &done.err;
             bail!("the trace on {node} exited with status {}{}", done.exit, indented(output.lines()));
@@ -43,9 +46,25 @@ pub(super) fn run(cluster: &mut Cluster, namespace: &str) -> Result<()> {
     Ok(())
 }
 
-/// Starts a trace of all Services on a node.
-fn trace(node: &Node) -> Result<(String, Running)> {
-    Ok((node.name(), node.start_viptrace("trace", &["--ready-file", READY_FILE])?))
+/// Starts a trace on each node, and waits until both are attached.
+pub(super) fn traces(cluster: &mut Cluster, flags: &[&str]) -> Result<Vec<(String, Running)>> {
+    let flags = [&["--ready-file", READY_FILE], flags].concat();
+    for node in cluster.nodes() {
+        node.run(&["rm", "-f", READY_FILE])?;
+    }
+    let start = |node: &Node| Ok((node.name(), node.start_viptrace("trace", &flags)?));
+    let traces = cluster.nodes().iter().map(start).collect::<Result<_>>()?;
+    cluster.wait_for("the traces to attach", TRACE, |cluster| {
+        let ready = cluster.nodes().iter().all(|node| node.run(&["test", "-e", READY_FILE]).is_ok());
+        Ok(ready.then_some(()))
+    })?;
+    Ok(traces)
+}
+
+/// Ends a trace and returns its output.
+pub(super) fn end(trace: Running) -> Result<Finished> {
+    trace.interrupt()?;
+    trace.finish(TRACE)
 }
 
 /// Replaces both Pods, and waits until the last old one has ended.

@@ -1,0 +1,109 @@
+//! The build of the kernel half, for the build script and for `cargo xtask package`.
+//!
+//! Equal sources and toolchains give equal objects, wherever they lie and whichever machine builds.
+
+use std::{
+    env,
+    ffi::OsString,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+const TARGET: &str = "bpfel-unknown-none";
+const BINARY: &str = "viptrace-bpf";
+/// Where a package has its objects.
+pub(crate) const FOLDER: &str = "bpf";
+
+/// The object's name in a package, for programs of one architecture as Rust names it.
+pub(crate) fn file_name(architecture: &str) -> String {
+    format!("viptrace-{architecture}.bpf.o")
+}
+
+/// Builds the object for the kernels of an architecture, and returns its path below `target_dir`, where the next build
+/// replaces it.
+pub(crate) fn build(
+    workspace: &Path,
+    target_dir: &Path,
+    linker: &Path,
+    architecture: &str,
+) -> Result<PathBuf, String> {
+    let mut cargo = toolchain()?;
+    // The object names source files: not by the paths of this machine, so that equal sources give equal objects.
+    let home = env::var("CARGO_HOME").or_else(|_| env::var("HOME").map(|home| format!("{home}/.cargo")));
+    let mut rustflags = vec![
+        format!("-Clinker={}", linker.display()),
+        "-Cdebuginfo=2".to_owned(),
+        "-Clink-arg=--btf".to_owned(),
+        format!("--remap-path-prefix={}=/viptrace", workspace.display()),
+    ];
+    rustflags.extend(home.ok().map(|home| format!("--remap-path-prefix={home}=/cargo")));
+    let output = cargo
+        .current_dir(workspace)
+        .args([
+            "build",
+            "--release",
+            "--locked",
+            "--package",
+            "viptrace-ebpf",
+            "--bin",
+            BINARY,
+            "--features",
+            "bpf",
+        ])
+        .args(["--target", TARGET, "-Zbuild-std=core", "--target-dir"])
+        .arg(target_dir)
+        .env("CARGO_ENCODED_RUSTFLAGS", rustflags.join("\u{1f}"))
+        .env("CARGO_PROFILE_RELEASE_STRIP", "false")
+        // The programs read a function's arguments from the registers of the machine that runs viptrace, not of the one
+        // that builds it.
+        .env("AYA_BPF_TARGET_ARCH", architecture)
+        .output()
+        .map_err(|error| format!("cannot start cargo for the eBPF half: {error}"))?;
+    if !output.status.success() {
+        return Err(format!(
+            "the eBPF half does not build:\n{}",
+            String::from_utf8_lossy(&output.stderr).trim_end()
+        ));
+    }
+    Ok(target_dir.join(TARGET).join("release").join(BINARY))
+}
+
+/// `cargo` with a compiler that can build `core` for BPF: rustup's nightly where it has rust-src, else Debian's
+/// rustc-web, whose sources are in rust-web-src.
+fn toolchain() -> Result<Command, String> {
+    const SOURCES: &str = "lib/rustlib/src/rust/library/Cargo.lock";
+    let mut sysroot = Command::new("rustup");
+    sysroot.args(["run", "nightly", "rustc", "--print", "sysroot"]);
+    if let Ok(output) = clean(&mut sysroot).output()
+        && output.status.success()
+        && Path::new(String::from_utf8_lossy(&output.stdout).trim()).join(SOURCES).exists()
+    {
+        let mut cargo = Command::new("rustup");
+        clean(&mut cargo).args(["run", "nightly", "cargo"]);
+        return Ok(cargo);
+    }
+    let rustc = Path::new("/usr/bin/rustc");
+    if rustc.exists() && Path::new("/usr").join(SOURCES).exists() {
+        let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")));
+        clean(&mut cargo).env("RUSTC", rustc).env("RUSTC_BOOTSTRAP", "1");
+        return Ok(cargo);
+    }
+    Err("neither rustup's nightly with rust-src nor Debian's rustc-web with rust-web-src is installed"
+        .to_owned())
+}
+
+/// The outer build's settings are the host's, not the kernel's.
+fn clean(command: &mut Command) -> &mut Command {
+    for name in [
+        "RUSTC",
+        "RUSTC_WRAPPER",
+        "RUSTC_WORKSPACE_WRAPPER",
+        "RUSTFLAGS",
+        "RUSTUP_TOOLCHAIN",
+        "TARGET",
+        "HOST",
+    ] {
+        command.env_remove(name);
+    }
+    command
+}
