@@ -173,6 +173,9 @@ pub struct NearbyChange {
     pub subject: Text,
     /// The change in one sentence.
     pub text: Text,
+    /// The `resourceVersion` of the API object after the change; `null` if it was deleted, and for changes of the node.
+    #[serde(default)]
+    pub resource_version: Option<u64>,
 }
 
 /// What changed. The values are a promise; later versions can add further ones.

@@ -126,13 +126,16 @@ impl Object {
     }
 }
 
-/// A trimmed object with the times in it.
+/// A trimmed object with the times in it, and its version.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Trimmed {
     pub object: Object,
     pub created: Option<Timestamp>,
     /// The latest of the `managedFields` times (whole seconds) and of the time of the deletion request.
     pub changed: Option<Timestamp>,
+    /// Its `resourceVersion`; `None` if that is no number, or in a recording of an earlier viptrace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<u64>,
 }
 
 impl Trimmed {

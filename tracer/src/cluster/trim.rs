@@ -61,28 +61,28 @@ pub fn trim<'de, S: Source<'de>>(kind: Kind, source: S, odd: &mut Vec<Oddity>) -
     match kind {
         Kind::Service => {
             let parsed: Resource<core::ServiceSpec, core::ServiceStatus> = notes.parse(source)?;
-            let (key, created, changed) = notes.meta(&parsed.metadata)?;
+            let (key, written) = notes.meta(&parsed.metadata)?;
             let object = service(key, parsed, &mut notes);
-            Some(Trimmed { object: Object::Service(Arc::new(object)), created, changed })
+            Some(written.with(Object::Service(Arc::new(object))))
         }
         Kind::EndpointSlice => {
             let parsed: Slice = notes.parse(source)?;
-            let (key, created, changed) = notes.meta(&parsed.metadata)?;
+            let (key, written) = notes.meta(&parsed.metadata)?;
             let object = slice(key, parsed, &mut notes)?;
-            Some(Trimmed { object: Object::EndpointSlice(Arc::new(object)), created, changed })
+            Some(written.with(Object::EndpointSlice(Arc::new(object))))
         }
         Kind::Pod => {
             let parsed: Resource<core::PodSpec, core::PodStatus> = notes.parse(source)?;
-            let (key, created, changed) = notes.meta(&parsed.metadata)?;
+            let (key, written) = notes.meta(&parsed.metadata)?;
             let object = pod(key, parsed, &mut notes);
-            Some(Trimmed { object: Object::Pod(Arc::new(object)), created, changed })
+            Some(written.with(Object::Pod(Arc::new(object))))
         }
         Kind::Node => {
             let parsed: Resource<core::NodeSpec, core::NodeStatus> = notes.parse(source)?;
-            let (mut key, created, changed) = notes.meta(&parsed.metadata)?;
+            let (mut key, written) = notes.meta(&parsed.metadata)?;
             key.namespace = "".into();
             let object = node(key, parsed, &mut notes);
-            Some(Trimmed { object: Object::Node(Arc::new(object)), created, changed })
+            Some(written.with(Object::Node(Arc::new(object))))
         }
     }
 }
@@ -135,6 +135,20 @@ fn is_sane(name: &str) -> bool {
     name.len() <= MAX_NAME_BYTES && name.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
+/// When an object was written, and as which version.
+struct Written {
+    created: Option<Timestamp>,
+    changed: Option<Timestamp>,
+    version: Option<u64>,
+}
+
+impl Written {
+    fn with(self, object: Object) -> Trimmed {
+        let Self { created, changed, version } = self;
+        Trimmed { object, created, changed, version }
+    }
+}
+
 struct Notes<'a> {
     describe: &'a dyn Fn() -> String,
     odd: &'a mut Vec<Oddity>,
@@ -156,8 +170,7 @@ impl Notes<'_> {
         }
     }
 
-    /// Key, creation time, time of the latest change.
-    fn meta(&mut self, meta: &Meta) -> Option<(Key, Option<Timestamp>, Option<Timestamp>)> {
+    fn meta(&mut self, meta: &Meta) -> Option<(Key, Written)> {
         let name = meta.name.as_deref().unwrap_or_default();
         let namespace = meta.namespace.as_deref().unwrap_or_default();
         if name.is_empty() || !is_sane(name) || !is_sane(namespace) {
@@ -168,8 +181,12 @@ impl Notes<'_> {
         // deletionTimestamp is later by the grace period: the change was made at the deletion request.
         let deleted = timestamp(meta.deletion_timestamp.as_ref())
             .map(|at| at.saturating_sub(seconds(meta.deletion_grace_period_seconds.unwrap_or(0))));
-        let changed = managed.chain(deleted).max();
-        Some((Key::new(namespace, name), timestamp(meta.creation_timestamp.as_ref()), changed))
+        let written = Written {
+            created: timestamp(meta.creation_timestamp.as_ref()),
+            changed: managed.chain(deleted).max(),
+            version: meta.resource_version.as_deref().and_then(|version| version.parse().ok()),
+        };
+        Some((Key::new(namespace, name), written))
     }
 
     fn ip(&mut self, text: &str, field: &str) -> Option<IpAddr> {

@@ -80,6 +80,7 @@ const CHANGES: &str = "message changes {
     optional binary subject_name (STRING);
     required binary text (STRING);
     optional binary node (STRING);
+    optional int64 resource_version;
 }";
 
 /// The two tables of an export.
@@ -175,7 +176,8 @@ impl Tables {
             row.maybe(namespace.map(Value::Text))?;
             row.maybe(object.map(Value::Text))?;
             row.put(Value::Text(&change.text))?;
-            row.maybe(node.map(Value::Text))
+            row.maybe(node.map(Value::Text))?;
+            row.maybe(change.resource_version.map(|version| Value::Long(version.cast_signed())))
         })
     }
 

@@ -409,18 +409,4 @@ impl Tape {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn unusable_files_are_counted_and_parts_are_none() {
-        let folder = tempfile::tempdir().unwrap();
-        for number in 0..MAX_NAMED + 6 {
-            fs::write(folder.path().join(format!("{number}.viptrace")), FILE_MAGIC).unwrap();
-        }
-        fs::write(folder.path().join(format!("1.viptrace.{PART}")), FILE_MAGIC).unwrap();
-        let found = Tapes::find(&[folder.path().to_owned()], Detail::All).unwrap();
-        assert_eq!((found.skipped.len(), found.skipped_more, found.others), (MAX_NAMED, 6, 1));
-        assert!(found.tapes.is_empty());
-    }
-}
+mod tests;

@@ -46,6 +46,7 @@ pub(crate) fn fault() -> Verdict {
             kind: ChangeKind::EndpointRemoved,
             subject: "Service shop/checkout".into(),
             text: "endpoint 10.244.1.11 left Service shop/checkout".into(),
+            resource_version: Some(48_213),
         }],
         changes_left_out: 3,
         lost_events: 0,

@@ -107,10 +107,11 @@ pub(super) fn change(change: &Change, chapter: &Chapter) -> String {
     format!("{when}: {text}")
 }
 
-/// A change with the node that noticed it, if it concerns that node only.
+/// A change with the node that noticed it, if it concerns that node only, and the version of its API object.
 pub(super) fn change_alone(Change { node, change }: &Change) -> String {
     let node = node.as_deref().map_or_else(String::new, |node| format!("{}: ", safe(node)));
-    format!("{node}{}", safe(&change.text))
+    let version = change.resource_version.map(|version| format!(" (resourceVersion {version})"));
+    format!("{node}{}{}", safe(&change.text), version.unwrap_or_default())
 }
 
 /// The look-alikes of a class, from its page.

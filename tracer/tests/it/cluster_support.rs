@@ -103,7 +103,7 @@ pub(crate) fn listed(objects: impl IntoIterator<Item = Object>, kinds: &[Kind]) 
     let mut history = History::new(Duration::from_mins(75));
     let created = Some(at(0).saturating_sub(Duration::from_hours(24)));
     for object in objects.into_iter().filter(|object| kinds.contains(&object.kind())) {
-        history.apply_listed(at(0), Trimmed { object, created, changed: Some(at(0)) });
+        history.apply_listed(at(0), Trimmed { object, created, changed: Some(at(0)), version: None });
     }
     for kind in kinds {
         history.mark_known(*kind);
@@ -113,7 +113,7 @@ pub(crate) fn listed(objects: impl IntoIterator<Item = Object>, kinds: &[Kind]) 
 
 /// A change that puts this version of the object.
 pub(crate) fn put(object: Object) -> Change {
-    Change::Put(Trimmed { object, created: None, changed: None })
+    Change::Put(Trimmed { object, created: None, changed: None, version: None })
 }
 
 /// The namespace `shop` with the Service cart, on the Nodes worker-1, where the trace runs, and worker-2.

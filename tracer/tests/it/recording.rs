@@ -69,7 +69,7 @@ fn change_endpoints(live: &mut Live) {
         _ => drop(slice.endpoints.pop()),
     }
     let object = Object::EndpointSlice(slice.into());
-    let event = Event::Changed(Change::Put(Trimmed { object, created: None, changed: None }));
+    let event = Event::Changed(Change::Put(Trimmed { object, created: None, changed: None, version: None }));
     live.recorded.absorb(Update { kind: cluster::Kind::EndpointSlice, received, event });
 }
 

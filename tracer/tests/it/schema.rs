@@ -47,6 +47,7 @@ fn full() -> Verdict {
             kind: ChangeKind::EndpointRemoved,
             subject: "Service shop/cart".into(),
             text: "endpoint 10.244.1.11 left Service shop/cart".into(),
+            resource_version: Some(48_213),
         }],
         changes_left_out: 3,
         lost_events: 2,
@@ -124,7 +125,10 @@ fn the_names_are_the_promised_ones() {
     assert_eq!(names(&record["service"]), ["name", "namespace", "port"]);
     assert_eq!(names(&record["evidence"][0]), ["content", "time", "type"]);
     let change = &record["changes_around"][0];
-    assert_eq!(names(change), ["after", "kind", "seconds_before", "subject", "text", "time"]);
+    assert_eq!(
+        names(change),
+        ["after", "kind", "resource_version", "seconds_before", "subject", "text", "time"]
+    );
     assert_eq!(change["kind"], "endpoint_removed");
     assert_eq!(names(&record["mitigation"]), ["immediate", "long_term", "safety"]);
     assert_eq!(record["flow"]["client"], "[2001:db8::9]:40001");

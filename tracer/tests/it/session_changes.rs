@@ -19,7 +19,7 @@ use viptrace::{
     session::{Detail, Ending, Pipeline, Summary, WallStep},
     sighting::Hook,
     text::is_unsafe,
-    verdict::{NearbyChange, Verdict},
+    verdict::{ChangeKind, NearbyChange, Verdict},
 };
 
 const SECOND: &str = "10.244.1.8:8080";
@@ -142,7 +142,7 @@ fn the_first_list_of_a_kind_is_no_change() {
     let pod = cluster_support::pod("cart-9", addr(SECOND).ip());
     let node = cluster_support::node("worker-1", "192.168.1.2");
     for object in [Object::Pod(pod.into()), node] {
-        let trimmed = Trimmed { object, created: Some(at(0)), changed: Some(at(99_000)) };
+        let trimmed = Trimmed { object, created: Some(at(0)), changed: Some(at(99_000)), version: None };
         trace.update(99_500, trimmed.object.kind(), Event::Listed(trimmed));
     }
     for kind in [Kind::Pod, Kind::Node] {
@@ -418,7 +418,7 @@ fn a_change_that_was_missed_has_both_times() {
     }
     let verdict = trace.fails(100_000);
     let restarts: Vec<_> = (verdict.changes_around.iter())
-        .filter(|change| change.kind == viptrace::verdict::ChangeKind::PodRestarted)
+        .filter(|change| change.kind == ChangeKind::PodRestarted)
         .map(|change| (change.after, change.time))
         .collect();
     let missed = Some(at(50_000));
@@ -431,18 +431,41 @@ fn a_list_after_a_gap_shows_what_changed_meanwhile() {
     let mut trace = Trace::new();
     let mut service = trace.service();
     service.selector = Labels::default();
-    let trimmed =
-        Trimmed { object: Object::Service(service.into()), created: None, changed: Some(at(60_000)) };
+    let object = Object::Service(service.into());
+    let trimmed = Trimmed { object, created: None, changed: Some(at(60_000)), version: None };
     trace.update(98_000, Kind::Service, Event::Listed(trimmed));
     let new = Trimmed {
         object: cluster_support::node("worker-3", "192.168.1.4"),
         created: Some(at(61_000)),
         changed: Some(at(61_000)),
+        version: None,
     };
     trace.update(98_000, Kind::Node, Event::Listed(new));
     let text =
         "40 service_changed Service shop/cart: Service shop/cart changed its selector from app=cart to none";
     assert_eq!(trace.listed(), [text]);
+}
+
+#[test]
+fn a_change_has_the_version_of_its_object() {
+    let mut trace = Trace::of(&Shop::with_endpoints(&[EP, SECOND]), Detail::Faults);
+    let service = trace.service();
+    let put = |object, version| Change::Put(Trimmed { object, created: None, changed: None, version });
+    let slice = put(slice_of(&service, "cart", &[(EP, READY)]), Some(48_213));
+    trace.update(90_000, Kind::EndpointSlice, Event::Changed(slice));
+    let renamed = Service { selector: Labels::default(), ..service };
+    trace.update(91_000, Kind::Service, Event::Changed(put(Object::Service(renamed.into()), None)));
+    trace.pipeline.hook_changed(Hook::KfreeSkb, false, at(92_000));
+    let changes = trace.fails(100_000).changes_around;
+    let versions: Vec<_> = changes.iter().map(|change| (change.kind, change.resource_version)).collect();
+    assert_eq!(
+        versions,
+        [
+            (ChangeKind::HookLost, None),
+            (ChangeKind::ServiceChanged, None),
+            (ChangeKind::EndpointRemoved, Some(48_213)),
+        ]
+    );
 }
 
 #[test]

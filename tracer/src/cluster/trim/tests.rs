@@ -41,6 +41,20 @@ fn missing_conditions_have_the_apis_defaults() {
 }
 
 #[test]
+fn a_version_is_a_number() {
+    for (version, expected) in [
+        (json!("48213"), Some(48_213)),
+        (json!(""), None),
+        (json!("-1"), None),
+        (json!("a\u{1b}[2J"), None),
+        (json!(null), None),
+    ] {
+        let node = json!({"metadata": {"name": "n", "resourceVersion": version}});
+        assert_eq!(trimmed(Kind::Node, node).0.unwrap().version, expected);
+    }
+}
+
+#[test]
 fn unusable_parts_are_skipped_and_the_rest_is_kept() {
     let ports = json!([{"port": 80}, {"port": 70_000}, {"port": 81, "protocol": "QUIC"}, {"port": 0}]);
     let spec =

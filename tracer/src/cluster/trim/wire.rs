@@ -35,6 +35,7 @@ pub(super) struct Meta {
     pub(super) name: Option<String>,
     pub(super) namespace: Option<String>,
     pub(super) uid: Option<String>,
+    pub(super) resource_version: Option<String>,
     pub(super) generation: Option<i64>,
     pub(super) creation_timestamp: Option<Time>,
     pub(super) deletion_timestamp: Option<Time>,

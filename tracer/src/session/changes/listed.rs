@@ -21,6 +21,8 @@ pub(crate) struct ListedChange {
     /// As in a verdict: `Service NAMESPACE/NAME`, `this node` and so on.
     pub(crate) subject: String,
     pub(crate) text: String,
+    /// As in a verdict.
+    pub(crate) resource_version: Option<u64>,
 }
 
 /// Lists the changes of one trace. Each segment of its recording begins with those of the hour before: they are listed once.
@@ -88,6 +90,7 @@ impl Changes {
             kind: change.kind,
             subject: clean(change.subject.to_string()),
             text: clean(change.text.to_string()),
+            resource_version: change.version,
         });
         listed.collect()
     }

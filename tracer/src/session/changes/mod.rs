@@ -111,11 +111,14 @@ pub(super) struct Change {
     kind: ChangeKind,
     subject: Subject,
     text: Arc<str>,
+    /// The version of the API object that brought it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    version: Option<u64>,
 }
 
 impl Change {
     fn at(time: Timestamp, kind: ChangeKind, subject: Subject, text: String) -> Self {
-        Self { time, after: None, kind, subject, text: text.into() }
+        Self { time, after: None, kind, subject, text: text.into(), version: None }
     }
 
     /// Between two readings.
@@ -154,6 +157,7 @@ impl Change {
             kind: self.kind,
             subject: clean(self.subject.to_string()).into(),
             text: clean(self.text.to_string()).into(),
+            resource_version: self.version,
         }
     }
 }

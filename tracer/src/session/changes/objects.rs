@@ -13,7 +13,8 @@ use crate::{
     cluster::{
         Event, History, Key, Kind, Update,
         model::{
-            Change as ObjectChange, Conditions, EndpointSlice, Node, Object, Phase, Pod, Service, ServicePort,
+            Change as ObjectChange, Conditions, EndpointSlice, Node, Object, Phase, Pod, Service,
+            ServicePort, Trimmed,
         },
     },
     text,
@@ -28,14 +29,14 @@ const MAX_VALUE: usize = 80;
 
 /// The changes that this update brings to the objects of the history.
 pub(super) fn differences(update: &Update, history: &History) -> Vec<Change> {
-    let mut out = Found { time: update.received, history, changes: Vec::new() };
+    let mut out = Found { time: update.received, version: None, history, changes: Vec::new() };
     match &update.event {
         Event::Listed(trimmed) => {
             // A list after a gap: the object records when it changed.
             out.time = trimmed.changed.unwrap_or(update.received).min(update.received);
-            out.put(&trimmed.object);
+            out.put(trimmed);
         }
-        Event::Changed(ObjectChange::Put(trimmed)) => out.put(&trimmed.object),
+        Event::Changed(ObjectChange::Put(trimmed)) => out.put(trimmed),
         Event::Changed(ObjectChange::Delete(kind, key)) => out.delete(*kind, key),
         Event::Synced | Event::Heard | Event::Lost(_) | Event::Denied(_) | Event::Odd(_) => {}
     }
@@ -45,16 +46,20 @@ pub(super) fn differences(update: &Update, history: &History) -> Vec<Change> {
 /// The changes found so far.
 struct Found<'a> {
     time: Timestamp,
+    /// Of the object that brings the changes.
+    version: Option<u64>,
     history: &'a History,
     changes: Vec<Change>,
 }
 
 impl Found<'_> {
     fn push(&mut self, kind: ChangeKind, subject: Subject, text: String) {
-        self.changes.push(Change::at(self.time, kind, subject, text));
+        let version = self.version;
+        self.changes.push(Change { version, ..Change::at(self.time, kind, subject, text) });
     }
 
-    fn put(&mut self, object: &Object) {
+    fn put(&mut self, Trimmed { object, version, .. }: &Trimmed) {
+        self.version = *version;
         let (history, is_known) = (self.history, self.history.knows(object.kind()));
         match object {
             Object::Service(after) => match history.service(&after.key, Timestamp::MAX) {

@@ -94,7 +94,7 @@ impl Soaked {
         };
         let created = Some(at(0).saturating_sub(std::time::Duration::from_hours(24)));
         for object in &self.objects {
-            let trimmed = Trimmed { object: object.clone(), created, changed: created };
+            let trimmed = Trimmed { object: object.clone(), created, changed: created, version: None };
             let kind = object.kind();
             cluster.absorb(Update { kind, received: at(0), event: Event::Listed(trimmed) });
         }
