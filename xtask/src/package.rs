@@ -28,7 +28,7 @@ const SOURCES: [&str; 6] = ["Cargo.toml", "Cargo.lock", "tracer", "tracer-ebpf",
 /// Recordings and other data of tests.
 const NO_SOURCES: [&str; 3] = [":!tests/corpus", ":!tests/fixtures", ":!tests/fuzz"];
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// The most bytes that crates.io accepts for a crate.
+/// The most bytes that the registry accepts for a crate.
 const MAX_CRATE_BYTES: u64 = 10 << 20;
 
 /// Writes the crates and checks them. Returns false if a check failed.
