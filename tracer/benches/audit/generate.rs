@@ -36,7 +36,7 @@ pub(crate) fn cluster(services: u32) -> Cluster {
     let mut history = History::new(LOOK_BACK);
     let at = Timestamp::from_unix_secs(1_795_000_000);
     let mut put = |object| {
-        history.apply_listed(at, Trimmed { object, created: Some(at), changed: Some(at), version: None })
+        history.apply_listed(at, Trimmed { object, created: Some(at), changed: Some(at), version: None });
     };
     let mut found = Vec::new();
     for number in 0..services {

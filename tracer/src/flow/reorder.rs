@@ -28,6 +28,8 @@ impl Reorder {
         Self { window, held: VecDeque::new(), passed: VecDeque::new(), newest: Timestamp::MIN }
     }
 
+    /// Inlined, as its callers are: a sighting is large, and each call would copy it.
+    #[inline]
     pub(super) fn push(&mut self, sighting: Sighting) {
         self.newest = self.newest.max(sighting.time);
         match self.held.back() {
@@ -47,6 +49,7 @@ impl Reorder {
     }
 
     /// The time of the next sighting, if it is left out and no other can overtake it.
+    #[inline]
     pub(super) fn next_passed(&mut self) -> Option<Timestamp> {
         let next = *self.passed.front()?;
         let is_next = self.held.front().is_none_or(|held| next < held.time);
@@ -65,14 +68,12 @@ impl Reorder {
     }
 
     /// The next sighting, if no other can overtake it.
-    pub(super) fn first_ready(&mut self) -> Option<&mut Sighting> {
+    #[inline]
+    pub(super) fn pop_ready(&mut self) -> Option<Sighting> {
         let is_full = self.held.len() > CAPACITY;
-        let first = self.held.front_mut()?;
-        (is_full || first.time.saturating_add(self.window) <= self.newest).then_some(first)
-    }
-
-    pub(super) fn drop_first(&mut self) {
-        self.held.pop_front();
+        let first = self.held.front()?;
+        let is_ready = is_full || first.time.saturating_add(self.window) <= self.newest;
+        if is_ready { self.held.pop_front() } else { None }
     }
 
     /// All sightings, ready or not, after the last push.
@@ -104,9 +105,7 @@ mod tests {
     }
 
     fn pop(reorder: &mut Reorder) -> Option<Timestamp> {
-        let time = reorder.first_ready()?.time;
-        reorder.drop_first();
-        Some(time)
+        Some(reorder.pop_ready()?.time)
     }
 
     #[test]

@@ -6,7 +6,6 @@
 
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
-    mem,
     time::Duration,
 };
 
@@ -83,6 +82,7 @@ impl FlowTable {
     }
 
     /// Takes one sighting. It is folded once no other can overtake it.
+    #[inline]
     pub fn observe(&mut self, sighting: Sighting) {
         self.counters.sightings += 1;
         self.reorder.push(sighting);
@@ -95,19 +95,16 @@ impl FlowTable {
         self.fold_ready();
     }
 
-    /// Folds the sightings that no other can overtake, where they are: each is large, and there are many.
+    /// Folds the sightings that no other can overtake.
     fn fold_ready(&mut self) {
-        let mut reorder = mem::take(&mut self.reorder);
         loop {
-            if let Some(time) = reorder.next_passed() {
+            if let Some(time) = self.reorder.next_passed() {
                 self.expire(time);
                 continue;
             }
-            let Some(next) = reorder.first_ready() else { break };
-            self.fold(next);
-            reorder.drop_first();
+            let Some(mut next) = self.reorder.pop_ready() else { return };
+            self.fold(&mut next);
         }
-        self.reorder = reorder;
     }
 
     /// Advances the time. No sighting from before `now` minus the reorder window may arrive after this call, except a

@@ -37,7 +37,7 @@ use crate::{
 };
 
 pub use mask::Mask;
-pub(crate) use mask::{Object, renumber};
+pub(crate) use mask::{Object, PortPlaces, renumber};
 pub(crate) use rewrite::{Replace, Rewriter};
 
 pub(super) const AF_INET: u16 = 2;

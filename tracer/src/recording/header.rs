@@ -15,8 +15,10 @@ use crate::{
     time::Timestamp,
 };
 
-/// The version of the format. A reader refuses any other.
-pub const FORMAT: u32 = 1;
+/// The version of the format that is written. A reader refuses later ones.
+///
+/// 2: records borrow ports (`records`).
+pub const FORMAT: u32 = 2;
 /// The version of the kernel half's records (`tracer_ebpf`'s structs). Raise it when one of them changes its fields but
 /// keeps its kind's number.
 pub const RECORD_LAYOUT: u32 = 1;
@@ -101,7 +103,7 @@ const OWN: &str = env!("CARGO_PKG_VERSION");
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unsuitable {
     #[error(
-        "it was written by viptrace {viptrace} in format {found}; this is viptrace {OWN}, which reads format {FORMAT}"
+        "it was written by viptrace {viptrace} in format {found}; this is viptrace {OWN}, which reads formats up to {FORMAT}"
     )]
     Format { found: u32, viptrace: String },
     #[error(
@@ -117,7 +119,7 @@ impl Header {
     /// Fails if this viptrace cannot read the rest of the file.
     pub fn check(&self) -> Result<(), Unsuitable> {
         let viptrace = || self.viptrace.chars().take(64).collect();
-        if self.format != FORMAT {
+        if !(1..=FORMAT).contains(&self.format) {
             return Err(Unsuitable::Format { found: self.format, viptrace: viptrace() });
         }
         if self.record_layout != RECORD_LAYOUT {
@@ -224,7 +226,7 @@ mod tests {
             let json = serde_json::to_vec(&header).unwrap();
             let read: Header = serde_json::from_slice(&json).unwrap();
             prop_assert_eq!(&read, &header);
-            let fits = header.format == FORMAT
+            let fits = (1..=FORMAT).contains(&header.format)
                 && header.record_layout == RECORD_LAYOUT
                 && header.byte_order == BYTE_ORDER;
             prop_assert_eq!(read.check().is_ok(), fits);

@@ -373,19 +373,17 @@ impl<R: Read + Seek> Player<R> {
             return;
         }
         let is_recording = self.pipeline.is_recording();
-        let records = self.block.records.range(self.next_record..end);
-        let sightings = records.filter_map(|record| {
+        for record in self.block.records.range(self.next_record..end) {
             let Ok(sighting) = self.decoder.decode(record) else {
                 self.undecodable += 1;
-                return None;
+                continue;
             };
             if is_recording {
                 self.records.push(record);
             }
             self.newest = self.newest.max(sighting.time);
-            Some(sighting)
-        });
-        self.pipeline.observe_first(sightings);
+            self.pipeline.observe_one(sighting);
+        }
         self.pipeline.record(&mut self.records);
         self.next_record = end;
     }
@@ -400,7 +398,7 @@ impl<R: Read + Seek> Player<R> {
             };
             self.newest = self.newest.max(sighting.time);
             if wanted.takes(&sighting) {
-                pipeline.observe_first([sighting]);
+                pipeline.observe_one(sighting);
             } else {
                 pipeline.pass(sighting.time);
             }

@@ -92,16 +92,17 @@ impl Recorded {
 
     /// Takes sightings and their records. `records` is empty afterwards.
     pub fn observe(&mut self, sightings: impl IntoIterator<Item = Sighting>, records: &mut Records) {
-        self.observe_first(sightings);
+        self.pipeline.observe(sightings);
         self.record(records);
     }
 
-    /// As [`Self::observe`], if the records are not complete before the sightings are: [`Self::record`] follows.
-    pub(super) fn observe_first(&mut self, sightings: impl IntoIterator<Item = Sighting>) {
-        self.pipeline.observe(sightings);
+    /// As [`Self::observe`] for one sighting, before all records are complete: [`Self::record`] follows.
+    #[inline]
+    pub(super) fn observe_one(&mut self, sighting: Sighting) {
+        self.pipeline.observe_one(sighting);
     }
 
-    /// Takes the records of the last [`Self::observe_first`]. `records` is empty afterwards.
+    /// Takes the records of the sightings of [`Self::observe_one`]. `records` is empty afterwards.
     pub(super) fn record(&mut self, records: &mut Records) {
         if let Some(recorder) = &mut self.recorder {
             recorder.records(records);

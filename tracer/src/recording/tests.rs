@@ -359,7 +359,7 @@ pub(crate) fn copy(from: impl Read + Seek, to: &Path, block_records: usize) {
     let (mut reader, header) = Reader::open(from).unwrap();
     let layout = Arc::new(header.layout());
     let (mask, decoder) = (Mask::new(&layout), Decoder::new(layout, header.clock_offset_ns));
-    let json = serde_json::to_vec(&header).unwrap();
+    let json = serde_json::to_vec(&Header { format: super::FORMAT, ..header.clone() }).unwrap();
     let file = File::create(to).unwrap();
     let mut blocks = Blocks::begin(file, json, header.started, mask, decoder, Addresses::default()).unwrap();
     blocks.set_block_records(block_records);

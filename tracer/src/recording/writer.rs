@@ -20,7 +20,7 @@ use std::{
 };
 
 use super::{
-    header::Header,
+    header::{FORMAT, Header},
     item::{Dropped, End, HookChanged, Item, Lost, NodeReading, Start},
     records::Records,
 };
@@ -151,6 +151,8 @@ impl Recorder {
         addresses: Addresses,
     ) -> Result<Self, CreateError> {
         let failed = |error| CreateError::Begin { path: path.to_owned(), error };
+        // That of a trace that is replayed and recorded again may be older.
+        let header = &Header { format: FORMAT, ..header.clone() };
         let json = serde_json::to_vec(header).map_err(|error| failed(error.into()))?;
         let layout = Arc::new(header.layout());
         let mask = Mask::new(&layout);

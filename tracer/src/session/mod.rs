@@ -299,8 +299,14 @@ impl Pipeline {
 
     pub fn observe(&mut self, sightings: impl IntoIterator<Item = Sighting>) {
         for sighting in sightings {
-            self.flows.observe(sighting);
+            self.observe_one(sighting);
         }
+    }
+
+    /// As [`Self::observe`].
+    #[inline]
+    pub(crate) fn observe_one(&mut self, sighting: Sighting) {
+        self.flows.observe(sighting);
     }
 
     /// A sighting of this time is left out of a replay: see [`FlowTable::pass`].

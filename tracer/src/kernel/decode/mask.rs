@@ -38,6 +38,30 @@ pub struct Mask {
     socket_v6: [u8; SOCK_HEAD_BYTES],
     family: Option<usize>,
     num: Option<usize>,
+    ports: Option<PortPlaces>,
+}
+
+/// Where a connection's port stands, in bytes from the beginning of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PortPlaces {
+    /// The client's port in an entry's record, in network byte order.
+    pub(crate) entry: usize,
+    /// The other end's port in a socket's record, in network byte order.
+    pub(crate) peer: usize,
+    /// The socket's own port in its record, in the machine's byte order.
+    pub(crate) own: usize,
+}
+
+impl PortPlaces {
+    fn new(fields: &Fields) -> Option<Self> {
+        let (entry, socket) = (offset_of!(ConntrackRecord, ct_head), offset_of!(SocketRecord, sock_head));
+        let sock = fields.sock?;
+        Some(Self {
+            entry: entry.checked_add(fields.orig?)?.checked_add(fields.tuple?.src_port)?,
+            peer: socket.checked_add(sock.dport)?,
+            own: socket.checked_add(sock.num)?,
+        })
+    }
 }
 
 impl Mask {
@@ -72,7 +96,12 @@ impl Mask {
             keep(&mut socket_v6, sock.v6_daddr, ADDRESS_BYTES);
         }
         let (family, num) = (fields.sock.map(|sock| sock.family), fields.sock.map(|sock| sock.num));
-        Self { entry, socket_v4, socket_v6, family, num }
+        Self { entry, socket_v4, socket_v6, family, num, ports: PortPlaces::new(&fields) }
+    }
+
+    /// Where the records that it leaves have their ports.
+    pub(crate) fn ports(&self) -> Option<PortPlaces> {
+        self.ports
     }
 
     /// Zeroes the bytes that are not read. Of a record that the decoder refuses for its kind or its length, the header

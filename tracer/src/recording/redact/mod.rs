@@ -23,7 +23,7 @@ use std::{
 
 use super::{
     Addresses, Header,
-    header::HookLine,
+    header::{FORMAT, HookLine},
     item::{Assembler, Dropped, Item},
     reader::{Block, OpenError, Reader},
     records::Records,
@@ -234,6 +234,7 @@ fn redacted_header(header: &Header, names: &mut Names) -> Header {
     let offsets = header.offsets.iter().filter(|(name, _)| FIELDS.iter().any(|field| field.name == **name));
     let hooks = header.hooks.iter().filter(|line| Hook::from_symbol(&line.hook).is_some());
     Header {
+        format: FORMAT,
         viptrace: own(&header.viptrace),
         // Distributions add nothing of the node to it.
         kernel_release: header.kernel_release.chars().take(64).collect(),
