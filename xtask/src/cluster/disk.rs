@@ -21,7 +21,7 @@ use super::binaries::Binaries;
 use super::root::Root;
 
 /// Change this with the build steps.
-const RECIPE: &str = "recipe 1";
+const RECIPE: &str = "recipe 2";
 /// The size of the disk, of which a new one uses 0.5 GB.
 const SIZE: &str = "6G";
 /// The folder of the initramfs whose contents are copied onto the disk.
@@ -32,9 +32,15 @@ pub(crate) const IMAGES: &str = "var/lib/images";
 /// Modules beside the network's: what containers and the machine need.
 const MODULES: &[&str] =
     &["kernel/fs/overlayfs/", "kernel/drivers/net/virtio_net", "kernel/drivers/char/hw_random/virtio"];
-/// Modules to reach the disk, unless the kernel has them built in.
-const DISK_MODULES: &[&str] = &["kernel/drivers/block/virtio_blk", "kernel/fs/ext4/", "kernel/crypto/crc32c"];
-const DISK_MODULE_NAMES: &str = "virtio_blk crc32c_generic ext4";
+/// Modules to reach the disk and the host, unless the kernel has them built in, as 6.12 has those of the bus and the console.
+const DISK_MODULES: &[&str] = &[
+    "kernel/drivers/virtio/virtio_pci",
+    "kernel/drivers/char/virtio_console",
+    "kernel/drivers/block/virtio_blk",
+    "kernel/fs/ext4/",
+    "kernel/crypto/crc32c",
+];
+const DISK_MODULE_NAMES: &str = "virtio_pci virtio_console virtio_blk crc32c_generic ext4";
 
 const ETC: &[(&str, &str)] = &[
     ("etc/passwd", "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534::/:/bin/false\n"),
