@@ -66,7 +66,9 @@ pub(crate) fn ensure_bpf_linker(place: &Place) -> Result<Outcome> {
         // The build must be fast; the linker need not be.
         .env("CARGO_PROFILE_RELEASE_LTO", "false")
         .env("CARGO_PROFILE_RELEASE_DEBUG", "false")
-        .hint("check that the registry of crates can be reached and that the disk is not full, then try again")
+        .hint(
+            "check that the registry of crates can be reached and that the disk is not full, then try again",
+        )
         .stream()?;
     remove(&build)?;
     Ok(Outcome::Done(format!("built bpf-linker {BPF_LINKER_VERSION}")))
@@ -85,7 +87,9 @@ pub(crate) fn ensure_cargo_fuzz(place: &Place) -> Result<Outcome> {
         .arg(&root)
         .arg("--target-dir")
         .arg(&build)
-        .hint("check that the registry of crates can be reached and that the disk is not full, then try again")
+        .hint(
+            "check that the registry of crates can be reached and that the disk is not full, then try again",
+        )
         .stream()?;
     remove(&build)?;
     Ok(Outcome::Done(format!("built cargo-fuzz {CARGO_FUZZ_VERSION}")))
