@@ -348,17 +348,20 @@ impl MappedArray {
         Ok(Self { start, bytes, value_bytes })
     }
 
-    /// Each value's place, and its words as they are now.
-    pub(super) fn values<const WORDS: usize>(&self) -> impl Iterator<Item = (u32, [u64; WORDS])> {
-        let words = self.start.cast::<u64>();
-        let stride = self.value_bytes / size_of::<u64>();
-        let count = if WORDS == stride { self.bytes / self.value_bytes } else { 0 };
-        (0_u32..).zip(0..count).map(move |(place, index)| {
-            // SAFETY: the word lies within the mapping, which lives as long as `self` and is aligned to a page. The read is
-            // volatile because programs write it meanwhile.
-            let word = |at: usize| unsafe { words.add(index * stride + at).read_volatile() };
-            (place, std::array::from_fn(word))
-        })
+    /// The places of all values whose word `at` is not 0.
+    pub(super) fn places(&self, at: usize) -> impl Iterator<Item = u32> {
+        (0_u32..).take(self.bytes / self.value_bytes).filter(move |place| self.word(*place, at) != 0)
+    }
+
+    /// A word of a value as it is now; 0 for one that does not exist.
+    pub(super) fn word(&self, place: u32, at: usize) -> u64 {
+        let offset = place as usize * self.value_bytes + at * size_of::<u64>();
+        if at >= self.value_bytes / size_of::<u64>() || offset >= self.bytes {
+            return 0;
+        }
+        // SAFETY: the word lies within the mapping, which lives as long as `self` and is aligned to a page. The read is
+        // volatile because programs write it meanwhile.
+        unsafe { self.start.byte_add(offset).cast::<u64>().read_volatile() }
     }
 }
 

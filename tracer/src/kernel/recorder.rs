@@ -227,17 +227,16 @@ impl Recorder {
 
     /// The pairs that own a place in the array of tallies. Each has an entry among the counts too.
     fn tallies(&self) -> StdMap<[u8; COUNT], Owned> {
-        let owned = |(place, words): (u32, [u64; TALLY / 8])| {
-            let (count, key) = words.split_last()?;
-            // Most places are free.
-            if key.iter().all(|word| *word == 0) {
-                return None;
+        const WORDS: usize = COUNT / 8;
+        let owned = |place: u32| {
+            let mut key = [0; COUNT];
+            for (at, to) in key.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+                *to = self.tallies_now.word(place, at).to_ne_bytes();
             }
-            let mut bytes = [0; COUNT];
-            bytes.as_chunks_mut::<8>().0.iter_mut().zip(key).for_each(|(to, word)| *to = word.to_ne_bytes());
-            Some((bytes, Owned { place, count: *count }))
+            (key, Owned { place, count: self.tallies_now.word(place, WORDS) })
         };
-        self.tallies_now.values().filter_map(owned).collect()
+        // The last word of a key has the family; most places are free.
+        self.tallies_now.places(WORDS - 1).map(owned).collect()
     }
 
     /// A connection that is counted between the read and the removal is lost: that is why only idle pairs are removed.
