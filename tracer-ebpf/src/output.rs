@@ -188,6 +188,7 @@ pub(crate) unsafe fn copy<const N: usize>(to: *mut [u8; N], address: u64) -> boo
 /// # Safety
 ///
 /// `to` must be valid for a write of [`COMM_BYTES`], which may be uninitialised before, and aligned to 4.
+#[expect(clippy::cast_ptr_alignment, reason = "the caller promises it")]
 #[inline(always)]
 pub(crate) unsafe fn command(to: *mut [u8; COMM_BYTES], is_wanted: bool) {
     // SAFETY: the helper writes all of `to`, zeros where there is no task, or the words are in it, as the caller promises.

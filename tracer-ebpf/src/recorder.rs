@@ -17,7 +17,7 @@ use aya_ebpf::{
 };
 use tracer_ebpf::{
     CT_HEAD_BYTES, ConntrackRecord, CountKey, DECISIONS_PER_SET, Decision, DecisionSet, End, Header, Hook,
-    IP_CT_NEW, Kind, MISSING, SUPPRESSED_SLOTS, Tally, UNCOUNTED,
+    IP_CT_NEW, Kind, SUPPRESSED_SLOTS, Tally, UNCOUNTED,
 };
 
 use crate::{conntrack, failures, globals, output};
@@ -228,25 +228,26 @@ pub(crate) fn is_sampled(client: &End) -> bool {
 }
 
 /// Odd numbers with bits everywhere, below 2^31: an instruction holds a factor of this size.
-const FACTORS: [u64; 6] = [0x6a09_e667, 0x3b67_ae85, 0x3c6e_f373, 0x254f_f53b, 0x510e_527f, 0x1b05_688d];
+const FACTORS: [u64; 5] = [0x6a09_e667, 0x3b67_ae85, 0x3c6e_f373, 0x254f_f53b, 0x510e_527f];
+const FINAL_FACTOR: u64 = 0x1b05_688d;
 
 /// A number that depends on all of a client's address and port.
 #[inline(always)]
 fn hash(end: &End) -> u32 {
     let [a, b, c, d] = end.address;
-    mixed([a, b, c, d, u32::from(end.port) | u32::from(end.protocol) << 16])
+    mixed([a, b, c, d, u32::from(end.port) | (u32::from(end.protocol) << 16)])
 }
 
 /// A number that depends on all words. Multiplications in 64 bits, since programs have no rotation.
 #[inline(always)]
-fn mixed([a, b, c, d, e]: [u32; 5]) -> u32 {
-    let sum = u64::from(a) * FACTORS[0]
-        ^ u64::from(b) * FACTORS[1]
-        ^ u64::from(c) * FACTORS[2]
-        ^ u64::from(d) * FACTORS[3]
-        ^ u64::from(e) * FACTORS[4];
-    let mixed = (sum ^ sum >> 29).wrapping_mul(FACTORS[5]);
-    (mixed ^ mixed >> 32) as u32
+fn mixed([first, second, third, fourth, fifth]: [u32; 5]) -> u32 {
+    let sum = (u64::from(first) * FACTORS[0])
+        ^ (u64::from(second) * FACTORS[1])
+        ^ (u64::from(third) * FACTORS[2])
+        ^ (u64::from(fourth) * FACTORS[3])
+        ^ (u64::from(fifth) * FACTORS[4]);
+    let mixed = (sum ^ (sum >> 29)).wrapping_mul(FINAL_FACTOR);
+    (mixed ^ (mixed >> 32)) as u32
 }
 
 /// Counts a connection of a Service's end, the destination of `orig`, with its endpoint, the source of `reply`.
