@@ -33,7 +33,7 @@ spec:
     metadata: {labels: {app: web}}
     spec:
       nodeSelector: {kubernetes.io/hostname: node2}
-      terminationGracePeriodSeconds: 8
+      terminationGracePeriodSeconds: 15
       containers:
         - name: web
           image: docker.io/library/busybox:lab
