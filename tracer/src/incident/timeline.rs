@@ -179,7 +179,10 @@ impl Timeline {
         let waiting = self.tracks.iter_mut().zip(begins);
         for (track, begin) in waiting.filter(|(track, _)| track.next.is_none() && !track.is_over) {
             track.tape.open(|player| {
-                player.judge_all();
+                // All of a trace is judged at the pace of the live one: an earlier verdict could rest on less.
+                if !matches!(self.part, Part::Whole) {
+                    player.judge_all();
+                }
                 if !is_single {
                     player.recorded().stay_on_trace_clock();
                 }

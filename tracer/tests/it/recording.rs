@@ -18,6 +18,7 @@ use viptrace::{
     },
     error::Hint as _,
     flow::Suppressed,
+    incident::Timeline,
     kernel::decode::{Decoder, Mask},
     net::Netns,
     node::{
@@ -522,4 +523,29 @@ fn a_reading_of_the_first_version_is_read() {
         bytes
     };
     assert_eq!(sorted(read), sorted(&expected));
+}
+
+/// More flows end at once than one turn judges, and the node is read between two turns: the replay judges each flow where the
+/// trace did.
+#[test]
+fn a_replay_keeps_the_pace_of_a_busy_trace() {
+    let (_folder, path) = temporary();
+    let corpus = corpus("debian-6.12");
+    let mut live = Live::new(&header(&corpus), Detail::All, &path);
+    let records: Vec<Vec<u8>> = Traffic::new(&corpus, 11, 5_000.0).failing(90).take(30_000).collect();
+    live.turn(records.iter().map(Vec::as_slice));
+    live.pass(Duration::from_secs(30));
+    assert!(live.recorded.pipeline().has_backlog(), "{} lines in the first turns", live.lines.len());
+    live.read_node();
+    live.pass(Duration::from_secs(1));
+    let (expected, _) = live.end();
+
+    let mut timeline = Timeline::open(&[path]).unwrap();
+    timeline.set_detail(Detail::All);
+    let mut found = Vec::new();
+    while let Some(moment) = timeline.step().unwrap() {
+        found.extend(lines(&moment.judgements));
+    }
+    assert_eq!(found.len(), expected.len());
+    assert_eq!(found.iter().zip(&expected).find(|(found, expected)| found != expected), None);
 }
