@@ -1,4 +1,4 @@
-//! What queries of a long recording read and cost, beside a replay of everything.
+//! The reading and the cost of queries of a long recording, beside a replay of everything.
 //!
 //! Runs `viptrace replay` as a user does, and takes what it read from its note. One flow of 20,000 is of a client that is
 //! otherwise silent.

@@ -23,7 +23,7 @@ pub struct Timeline {
     pub skipped_more: u64,
     pub others: u64,
     skip_until: Option<Timestamp>,
-    /// What is read of a single trace.
+    /// The part of a single trace that is read.
     part: Part,
 }
 

@@ -90,7 +90,7 @@ pub struct Player<R> {
     skip_until: Option<Timestamp>,
     /// The block is read without its records.
     skips_block: bool,
-    /// What is observed and read.
+    /// The part of the recording that is observed and read.
     part: Part,
     pace: Pace,
     /// The files before this one.

@@ -52,7 +52,7 @@ pub struct Translations {
     served_elsewhere: Option<Timestamp>,
     visitors: Visitors,
     rhythms: Rhythms,
-    /// What verdicts used, if a caller wants to know.
+    /// The other flows that verdicts used, if a caller wants to know.
     uses: Option<Mutex<BTreeSet<OtherFlows>>>,
 }
 
@@ -81,7 +81,7 @@ impl Translations {
         self.uses.get_or_insert_default();
     }
 
-    /// What verdicts used since the last call.
+    /// The other flows that verdicts used since the last call.
     pub fn take_uses(&mut self) -> BTreeSet<OtherFlows> {
         let uses = self.uses.as_mut().map(|uses| uses.get_mut().unwrap_or_else(PoisonError::into_inner));
         uses.map(std::mem::take).unwrap_or_default()

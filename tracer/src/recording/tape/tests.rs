@@ -113,7 +113,7 @@ impl Segment {
     }
 }
 
-/// What happens to a segment.
+/// The damage to a segment.
 #[derive(Clone, Debug)]
 enum Harm {
     None,
