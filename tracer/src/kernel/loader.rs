@@ -104,14 +104,17 @@ impl Loader {
             Some(module) => Some(self.module(module)?),
             None => None,
         };
-        let program = self.load(name, Purpose::Function { id: target.function, module, place })?;
-        let link = bpf::open_link(&program).map_err(|error| LoadError::Attach { program: name, error })?;
-        Ok(Link { program, link })
+        self.link(name, Purpose::Function { id: target.function, module, place })
     }
 
     /// Loads the program for the tracepoint, by the id of its type in vmlinux's BTF, and attaches it.
     pub(super) fn attach_tracepoint(&self, name: &'static str, id: u32) -> Result<Link, LoadError> {
-        let program = self.load(name, Purpose::Tracepoint { id })?;
+        self.link(name, Purpose::Tracepoint { id })
+    }
+
+    /// Loads a program that knows its place, and attaches it there.
+    fn link(&self, name: &'static str, purpose: Purpose) -> Result<Link, LoadError> {
+        let program = self.load(name, purpose)?;
         let link = bpf::open_link(&program).map_err(|error| LoadError::Attach { program: name, error })?;
         Ok(Link { program, link })
     }
