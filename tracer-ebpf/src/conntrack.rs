@@ -72,10 +72,7 @@ fn is_first(nfct: u64) -> bool {
 
 #[inline(always)]
 fn on_confirm(ctx: &impl Entry, is_first: impl Fn(u64) -> bool) {
-    let nfct = match globals::OFF_SKB_NFCT.load() {
-        MISSING => 0,
-        offset => ctx.word_behind(0, offset),
-    };
+    let nfct = nfct_behind(ctx, 0);
     if nfct & 7 != u64::from(IP_CT_NEW) || !is_first(nfct) {
         return;
     }
@@ -139,6 +136,15 @@ pub(crate) fn nfct(skb: u64) -> u64 {
     match globals::OFF_SKB_NFCT.load() {
         MISSING => 0,
         offset => output::read(skb.wrapping_add(u64::from(offset))).unwrap_or(0),
+    }
+}
+
+/// The same of the packet in argument `n`.
+#[inline(always)]
+pub(crate) fn nfct_behind(ctx: &impl Entry, n: usize) -> u64 {
+    match globals::OFF_SKB_NFCT.load() {
+        MISSING => 0,
+        offset => ctx.word_behind(n, offset),
     }
 }
 

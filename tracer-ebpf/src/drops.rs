@@ -8,25 +8,14 @@ use tracer_ebpf::{
     FLAG_TABLE_FULL, Hook, IP_CT_NEW, IPS_CONFIRMED, Kind, MISSING, PacketRecord, REASON_NONE, SITE_SHIFT,
 };
 
-use crate::{
-    conntrack,
-    entry::Entry,
-    globals, ipvs,
-    output::{self, tracepoint_argument},
-    packet::Packet,
-};
+use crate::{conntrack, entry::Entry, globals, ipvs, output, packet::Packet};
 
 /// Tracepoint `skb:kfree_skb(skb, location, [rx_sk,] reason)`: most calls are housekeeping. It reports the reasons that
 /// concern a Service, and any packet whose conntrack entry was new and never confirmed: that entry holds the decision
 /// that had no effect. Where the kernel gives no reasons, the dropping function stands for one.
 #[raw_tracepoint(tracepoint = "kfree_skb")]
 pub(crate) fn kfree_skb(ctx: RawTracePointContext) -> i32 {
-    let skb = ctx.arg::<u64>(0);
-    let reason = match globals::ARG_KFREE_REASON.load() {
-        MISSING => REASON_NONE,
-        position => tracepoint_argument(&ctx, position),
-    };
-    dropped(skb, reason, ctx.arg::<u64>(1), conntrack::nfct(skb));
+    on_kfree_skb(&ctx);
     0
 }
 
@@ -34,21 +23,19 @@ pub(crate) fn kfree_skb(ctx: RawTracePointContext) -> i32 {
 /// takes a tenth of a probe read.
 #[btf_tracepoint(function = "kfree_skb")]
 pub(crate) fn kfree_skb_typed(ctx: BtfTracePointContext) -> i32 {
-    let reason = match globals::ARG_KFREE_REASON.load() {
-        MISSING => REASON_NONE,
-        position => tracepoint_argument(&ctx, position),
-    };
-    let nfct = match globals::OFF_SKB_NFCT.load() {
-        MISSING => 0,
-        offset => ctx.word_behind(0, offset),
-    };
-    dropped(ctx.argument(0), reason, ctx.argument(1), nfct);
+    on_kfree_skb(&ctx);
     0
 }
 
 #[inline(always)]
-fn dropped(skb: u64, reason: u32, location: u64, nfct: u64) {
-    let site = if reason == REASON_NONE { globals::site(location) } else { 0 };
+fn on_kfree_skb(ctx: &impl Entry) {
+    let skb = ctx.argument(0);
+    let reason = match globals::ARG_KFREE_REASON.load() {
+        MISSING => REASON_NONE,
+        position => output::tracepoint_argument(ctx, position),
+    };
+    let nfct = conntrack::nfct_behind(ctx, 0);
+    let site = if reason == REASON_NONE { globals::site(ctx.argument(1)) } else { 0 };
     let wanted = site != 0 || globals::is_wanted(reason);
     let by_rules = reason == REASON_NONE || reason == globals::REASON_NETFILTER_DROP.load();
     let ct = nfct & !7;

@@ -1,5 +1,5 @@
-//! A kernel function's entry, reached by a kprobe or by fentry: one body, two programs. A tracepoint whose arguments have types
-//! is read as fentry's are.
+//! A kernel function's entry, reached by a kprobe or by fentry: one body, two programs. So is a tracepoint, with or without
+//! types of its arguments.
 //!
 //! It owns the difference between the contexts and nothing of what the programs do.
 
@@ -7,18 +7,21 @@ use core::ptr;
 
 use aya_ebpf::{
     EbpfContext,
-    programs::{BtfTracePointContext, FEntryContext, ProbeContext},
+    programs::{BtfTracePointContext, FEntryContext, ProbeContext, RawTracePointContext},
 };
 
 use crate::output;
 
-/// The context of a program that runs at a function's entry.
+/// The context of a program that runs at a function's entry, or at a tracepoint.
 pub(crate) trait Entry: EbpfContext {
     /// Argument `n` as passed in its register, 0 on a platform that passes none in registers.
     fn argument(&self, n: usize) -> u64;
 
     /// The word at an offset of the structure that argument `n` points to, 0 where it cannot be read.
-    fn word_behind(&self, n: usize, offset: u32) -> u64;
+    #[inline(always)]
+    fn word_behind(&self, n: usize, offset: u32) -> u64 {
+        output::read(self.argument(n).wrapping_add(u64::from(offset))).unwrap_or(0)
+    }
 }
 
 impl Entry for ProbeContext {
@@ -26,10 +29,12 @@ impl Entry for ProbeContext {
     fn argument(&self, n: usize) -> u64 {
         self.arg(n).unwrap_or(0)
     }
+}
 
+impl Entry for RawTracePointContext {
     #[inline(always)]
-    fn word_behind(&self, n: usize, offset: u32) -> u64 {
-        output::read(self.argument(n).wrapping_add(u64::from(offset))).unwrap_or(0)
+    fn argument(&self, n: usize) -> u64 {
+        self.arg(n)
     }
 }
 
