@@ -28,7 +28,10 @@ use source::SourceArgs;
 pub(crate) use source::own_name;
 
 use crate::{
-    cli::{selection::Selection, target::Target},
+    cli::{
+        selection::{FlowAddresses, Selection},
+        target::Target,
+    },
     kernel::plan::Tiers,
     parse::units,
     report::{Form, Output, Verbosity, View, printer::ColorChoice},
@@ -53,6 +56,7 @@ const TRACE_EXAMPLES: &str = "Examples:
   viptrace trace --cluster-from dump/     with saved lists, not the API server
   viptrace trace --record incident.viptrace
                                           recorded, for viptrace replay
+  viptrace trace --path 10.244.1.7:40000  the way of one connection's packets
 
 To see a Service fail, connect to it while the trace runs: decisions taken
 before the trace started are not observed.";
@@ -165,6 +169,10 @@ pub struct TraceArgs {
 
     #[command(flatten)]
     shown: ShownArgs,
+    /// Instead of rows, print the way of this flow's packets once the flow is judged: each sighting on this node, the rules
+    /// that decided, and what was not seen; ADDRESSES is CLIENT or CLIENT,TO such as 10.0.1.2:40000,10.96.0.10:80
+    #[arg(long, value_name = "ADDRESSES", value_parser = FlowAddresses::parse, conflicts_with = "output", help_heading = "Output")]
+    path: Option<FlowAddresses>,
 
     #[command(flatten)]
     run: RunArgs,
@@ -335,6 +343,8 @@ impl From<Attach> for Tiers {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceOptions {
     pub target: Option<Target>,
+    /// The flow whose way is printed instead of rows.
+    pub path: Option<FlowAddresses>,
     pub form: Form,
     pub duration: Option<Duration>,
     pub ready_file: Option<PathBuf>,
@@ -358,7 +368,12 @@ impl TraceArgs {
     /// Resolves the arguments to options; the error is a usage error.
     pub fn resolve(self) -> Result<TraceOptions, clap::Error> {
         let target = target("trace", self.target.as_deref(), self.namespace.as_deref())?;
-        Ok(self.run.resolve(target, self.shown.form()))
+        let mut form = self.shown.form();
+        if self.path.is_some() {
+            // Texts one after the other, and no table that is updated in place.
+            form.output = Output::Wide;
+        }
+        Ok(TraceOptions { path: self.path, ..self.run.resolve(target, form) })
     }
 }
 
@@ -388,6 +403,7 @@ impl RunArgs {
         let (cluster, node) = self.source.resolve();
         TraceOptions {
             target,
+            path: None,
             form,
             duration: self.duration,
             ready_file: self.ready_file,

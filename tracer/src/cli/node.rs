@@ -28,11 +28,12 @@ use crate::{
     },
     cluster::{self, Opened},
     error::sentence,
+    incident::Found,
     kernel::{allocator, tracer::Tracer},
     node::{self, Collector},
     plugin::wire::{self, Answer, Connected, Connection, Order, Request, Task, VERSION},
     recording::{Header, Recorded},
-    report::write_record,
+    report::{Paint, trail, write_record},
     session::{Judgements, Pair, Pipeline},
     time::Timestamp,
 };
@@ -220,6 +221,11 @@ impl Sink for Relay {
             send(&Answer::Status { open: pipeline.counters().open, lost_events: pipeline.lost_events() })?;
         }
         Ok(())
+    }
+
+    fn way(&mut self, found: &Found) -> anyhow::Result<()> {
+        let is_fault = found.verdict().is_fault();
+        send(&Answer::Way { text: trail::render_found(found, Paint::default()), is_fault })
     }
 
     fn started(&mut self, _: Option<Pair>, _: u64) {}

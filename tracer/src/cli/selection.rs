@@ -1,6 +1,6 @@
 //! The flows that a person wants to see.
 
-use std::net::SocketAddr;
+use std::{fmt, net::SocketAddr};
 
 use super::target::Target;
 use crate::{
@@ -29,6 +29,14 @@ pub struct FlowAddresses {
     pub client: SocketAddr,
     /// The Service's address or the endpoint's.
     pub to: Option<SocketAddr>,
+}
+
+impl fmt::Display for FlowAddresses {
+    /// In the form that [`Self::parse`] takes.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.client)?;
+        self.to.map_or(Ok(()), |to| write!(f, ",{to}"))
+    }
 }
 
 impl FlowAddresses {
@@ -114,8 +122,10 @@ mod tests {
     fn flows_by_their_addresses() {
         let flow = FlowAddresses::parse("10.0.1.2:40000,10.96.0.10:80").unwrap();
         assert_eq!(flow.to, Some("10.96.0.10:80".parse().unwrap()));
+        assert_eq!(flow.to_string(), "10.0.1.2:40000,10.96.0.10:80");
         let v6 = FlowAddresses::parse("[fd00::1]:40000").unwrap();
         assert_eq!((v6.client.port(), v6.to), (40000, None));
+        assert_eq!(v6.to_string(), "[fd00::1]:40000");
         for text in ["", "10.0.1.2", "10.0.1.2:40000,", "a,b,c", "10.0.1.2:40000->10.96.0.10:80"] {
             assert!(FlowAddresses::parse(text).unwrap_err().contains("write CLIENT"), "{text}");
         }

@@ -88,6 +88,31 @@ impl Show {
     }
 }
 
+/// Shows the ways of flows instead of rows.
+#[derive(Debug, Default)]
+pub(super) struct Ways {
+    has_any: bool,
+    has_fault: bool,
+}
+
+impl Ways {
+    pub(super) fn show(&mut self, text: &str, is_fault: bool, report: &mut Report) -> anyhow::Result<()> {
+        let blank = if self.has_any { "\n" } else { "" };
+        self.has_any = true;
+        self.has_fault |= is_fault;
+        Ok(report.text(&format!("{blank}{text}"))?)
+    }
+
+    /// Ends the output. Returns whether one of the flows is faulty.
+    pub(super) fn finish(self, report: &mut Report) -> anyhow::Result<bool> {
+        if !self.has_any {
+            report
+                .warn("no flow with these addresses was judged: --all instead of --path shows every flow")?;
+        }
+        Ok(self.has_fault)
+    }
+}
+
 /// Flows must be judged one by one if each is shown, or if a condition is met by some of those that share a verdict.
 pub(super) fn detail(view: View, selection: &Selection) -> Detail {
     if view == View::All || selection.needs_each_flow() { Detail::All } else { Detail::Faults }

@@ -28,12 +28,13 @@ use crate::{
         args::{ClusterSource, Hooks, TraceOptions},
         block_on,
         check::kernel::Kernel,
-        selection::Selection,
+        selection::{FlowAddresses, Selection},
         show::detail,
         stop::{Stop, sleep_until},
     },
     cluster::{self, Access, Feed, Opened, Source, Update},
     flow::Limits,
+    incident::Pathfinder,
     kernel::{
         allocator,
         attach::Options,
@@ -50,7 +51,7 @@ use crate::{
     node::{Presence, Request, Snapshot},
     recording::{BYTE_ORDER, End, FORMAT, Header, HookLine, HookState, RECORD_LAYOUT, Recorded},
     report::{Printer, Report},
-    session::{Ending, Grace, Pipeline, Settings},
+    session::{Ending, Grace, Judgements, Pipeline, Settings},
     sighting::ListedEntry,
     text::count,
     time::Timestamp,
@@ -103,7 +104,7 @@ pub(super) async fn follow(
     if let Some(note) = recorded {
         shown.report.note(&note)?;
     }
-    shown.show.finish(&mut shown.report, &ending)
+    shown.finish(&ending)
 }
 
 /// Inspects the kernel, and prints what the source of the cluster's objects lacks.
@@ -247,7 +248,10 @@ impl<'a> Trace<'a> {
             missing_hooks: Vec::new(),
             drop_reasons: layout.drop_reasons().next().is_some(),
             grace: Grace::of(options.grace),
-            detail: detail(options.form.view, &Selection::of(options.target.clone())),
+            detail: detail(
+                options.form.view,
+                &Selection { flow: options.path, ..Selection::of(options.target.clone()) },
+            ),
         };
         let mut pipeline = Recorded::new(Pipeline::new(settings, cluster));
         pipeline.node_read(snapshot, began, now());
@@ -327,7 +331,8 @@ impl<'a> Trace<'a> {
         let missing = self.plan.gaps().map(|(spec, _)| spec.hook).collect();
         self.pipeline.set_missing_hooks(missing);
         self.started = tracer.armed_at();
-        self.reader = Reader::new(self.started);
+        let pathfinder = options.path.map(|FlowAddresses { client, to }| Pathfinder::new(client, to));
+        self.reader = Reader::with_ways(self.started, pathfinder);
         let header = self.header(tracer.clock_offset_ns());
         if let Some(file) = file {
             self.pipeline.begin(file.begin(&header)?);
@@ -418,7 +423,7 @@ impl<'a> Trace<'a> {
                 self.pipeline.reread_at(crate::kernel::now());
             }
             let judged = self.pipeline.judge(now);
-            sink.show(judged, self.pipeline.pipeline(), now)?;
+            self.show(judged, now, sink)?;
             if !self.pipeline.pipeline().has_backlog() || began.elapsed() >= JUDGING {
                 break;
             }
@@ -440,6 +445,17 @@ impl<'a> Trace<'a> {
         sink.turned(&mut self.pipeline, self.tracer.as_ref(), now)
     }
 
+    /// Passes on judgements of the time `now`, and the ways that are complete by then.
+    fn show(&mut self, judged: Judgements, now: Timestamp, sink: &mut impl Sink) -> anyhow::Result<()> {
+        let pipeline = self.pipeline.pipeline();
+        if let Some(pathfinder) = self.reader.pathfinder() {
+            for found in pathfinder.judged(&judged, pipeline, now) {
+                sink.way(&found)?;
+            }
+        }
+        sink.show(judged, pipeline, now)
+    }
+
     /// Takes a reading of the node, and judges the flows that waited for its rules.
     fn node_read(&mut self, reading: Reading, sink: &mut impl Sink) -> anyhow::Result<()> {
         let (Reading { request, snapshot, began }, now) = (reading, now());
@@ -448,7 +464,7 @@ impl<'a> Trace<'a> {
             return Ok(());
         }
         let judged = self.pipeline.node_read(snapshot, began, now);
-        sink.show(judged, self.pipeline.pipeline(), now)
+        self.show(judged, now, sink)
     }
 
     /// Attaches the hooks of modules that were loaded since the last look, and notes those that are lost.
@@ -557,14 +573,17 @@ impl<'a> Trace<'a> {
     }
 
     /// The next moment at which work is due without an event.
-    fn deadline(&self, end: Option<Instant>, sink: &impl Sink) -> Option<Instant> {
+    fn deadline(&mut self, end: Option<Instant>, sink: &impl Sink) -> Option<Instant> {
         let flows =
             self.pipeline.pipeline().next_deadline().map(|at| Instant::now() + at.since(now()).max(TOGETHER));
         let is_busy = self.reader.has_more() || self.pipeline.pipeline().has_backlog();
+        let ways = self.reader.pathfinder().and_then(|pathfinder| pathfinder.next_due());
+        let ways = ways.map(|at| Instant::now() + at.since(now()).max(TOGETHER));
         let modules = Some(self.modules_read + MODULES);
         let due = [
             is_busy.then(Instant::now),
             flows,
+            ways,
             sink.deadline(),
             self.lister.deadline(),
             self.node.deadline(),
@@ -591,9 +610,24 @@ impl<'a> Trace<'a> {
                 () = tokio::task::yield_now() => {}
             }
             let judged = self.pipeline.judge(now);
-            sink.show(judged, self.pipeline.pipeline(), now)?;
+            self.show(judged, now, sink)?;
         }
         Ok(())
+    }
+
+    /// Passes on the ways that no further sighting completes.
+    fn last_ways(&mut self, sink: &mut impl Sink) -> anyhow::Result<()> {
+        let Some(pathfinder) = self.reader.pathfinder() else { return Ok(()) };
+        for found in pathfinder.finish(self.pipeline.pipeline()) {
+            sink.way(&found)?;
+        }
+        match pathfinder.left_out() {
+            0 => Ok(()),
+            flows => sink.warn(&format!(
+                "the way of {} is left out: too many ended at the same time",
+                count(flows, "flow with these addresses")
+            )),
+        }
     }
 
     /// Judges the open flows and detaches. A second stop request ends the wait for the node. Returns the ending, and
@@ -607,7 +641,7 @@ impl<'a> Trace<'a> {
         tokio::time::sleep(self.pipeline.pipeline().settings().limits.reorder).await;
         let last = self.read_all(stop).await?;
         let judged = self.pipeline.advance(last);
-        sink.show(judged, self.pipeline.pipeline(), last)?;
+        self.show(judged, last, sink)?;
         let entries = self.pipeline.last_rereads();
         self.reread(&entries);
         self.read_all(stop).await?;
@@ -618,7 +652,7 @@ impl<'a> Trace<'a> {
         self.listed(listed);
         let ended = now();
         let judged = self.pipeline.finish(ended);
-        sink.show(judged, self.pipeline.pipeline(), ended)?;
+        self.show(judged, ended, sink)?;
         self.judge_all(sink, stop, ended).await?;
         if self.pipeline.pipeline().wants_node() {
             let mut node = NodePoller::default();
@@ -634,6 +668,7 @@ impl<'a> Trace<'a> {
             let now = now();
             self.judge_all(sink, stop, now).await?;
         }
+        self.last_ways(sink)?;
         let mut gaps = std::mem::take(&mut self.gaps);
         gaps.extend(self.tracer.iter().flat_map(skipped::events));
         let left_out = self.tracer.as_ref().map_or(0, Tracer::targets_left_out);

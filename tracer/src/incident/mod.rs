@@ -4,11 +4,13 @@
 //! failure, what changed before, who was hit, when it ended. Must not judge: the verdicts are those of `session`.
 
 pub mod clock;
+mod pathfinder;
 mod rate;
 mod story;
 mod timeline;
 mod trail;
 
+pub use pathfinder::{Found, Pathfinder};
 pub use rate::{Rate, Span};
 pub use story::{Beside, Change, Chapter, Ended, Names, Story};
 pub use timeline::{Moment, Timeline, Track};

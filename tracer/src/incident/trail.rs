@@ -24,7 +24,7 @@ const MAX_STEPS: usize = 512;
 /// The most addresses that one flow can have.
 const MAX_KEYS: usize = 32;
 /// How long before a flow's first event, and after its verdict, its sightings are looked for.
-const AROUND: std::time::Duration = std::time::Duration::from_secs(2);
+pub(super) const AROUND: std::time::Duration = std::time::Duration::from_secs(2);
 /// Two sightings of one packet are no farther apart on one node: the kernel reuses a packet's memory quickly.
 const ONE_PACKET: std::time::Duration = std::time::Duration::from_millis(5);
 
@@ -101,11 +101,21 @@ pub(crate) fn steps(timeline: &Timeline, verdict: &Verdict) -> Result<(Vec<Trail
             break;
         }
     }
+    Ok(in_order(found))
+}
+
+/// The steps in the order of time, and the number of those beyond [`MAX_STEPS`].
+pub(super) fn in_order(mut found: Vec<TrailStep>) -> (Vec<TrailStep>, u64) {
     found.sort_by_key(|step| step.time);
     let more = found.len().saturating_sub(MAX_STEPS) as u64;
     found.truncate(MAX_STEPS);
     find_same(&mut found);
-    Ok((found, more))
+    (found, more)
+}
+
+/// The times between which the sightings of the flow are looked for.
+pub(super) fn span(verdict: &Verdict) -> (Timestamp, Timestamp) {
+    (verdict.flow.started.saturating_sub(AROUND), verdict.time.saturating_add(AROUND))
 }
 
 impl Trail {
@@ -113,17 +123,32 @@ impl Trail {
     pub(crate) fn around(Beside { pipeline, timeline, track }: Beside<'_>, verdict: Verdict) -> Self {
         let mut own = verdict.clone();
         own.map_times(|time| timeline.own(track, time));
-        let rules = rules(pipeline, &own).map(|journey| {
-            let read_at = pipeline.node().rules_time.map(|time| timeline.common(track, time));
-            Box::new(RulesThen { journey, read_at })
-        });
         let mut gaps = Vec::new();
         for track in timeline.tracks() {
-            let missing = track.header().missing_hook_names();
-            if !missing.is_empty() {
-                gaps.push(format!("on {}: not attached were {}", track.name(), missing.join(", ")));
-            }
+            gaps.extend(not_attached(track.name(), &track.header().missing_hook_names()));
         }
+        Self::new(pipeline, &own, verdict, gaps, |time| timeline.common(track, time))
+    }
+
+    /// The same in a running trace, whose clock is the only one.
+    pub(super) fn live(pipeline: &Pipeline, verdict: Verdict) -> Self {
+        let missing: Vec<&str> = pipeline.settings().missing_hooks.iter().map(|hook| hook.symbol()).collect();
+        let gaps = not_attached(node_name(pipeline), &missing).into_iter().collect();
+        Self::new(pipeline, &verdict.clone(), verdict, gaps, |time| time)
+    }
+
+    /// `own` is the verdict with the times of its trace.
+    fn new(
+        pipeline: &Pipeline,
+        own: &Verdict,
+        verdict: Verdict,
+        mut gaps: Vec<String>,
+        common: impl Fn(Timestamp) -> Timestamp,
+    ) -> Self {
+        let rules = rules(pipeline, own).map(|journey| {
+            let read_at = pipeline.node().rules_time.map(common);
+            Box::new(RulesThen { journey, read_at })
+        });
         if verdict.lost_events > 0 {
             gaps.push(format!(
                 "{} were lost or suppressed while it lasted",
@@ -131,8 +156,8 @@ impl Trail {
             ));
         }
         Self {
-            endpoint: endpoint(pipeline, &own),
-            endpoint_node: endpoint_node(pipeline, &own),
+            endpoint: endpoint(pipeline, own),
+            endpoint_node: endpoint_node(pipeline, own),
             verdict,
             steps: Vec::new(),
             more: 0,
@@ -140,14 +165,40 @@ impl Trail {
             gaps,
         }
     }
+
+    /// The endpoint's node, if it is another one than that of the verdict and no sighting is from there.
+    fn silent_node(&self) -> Option<&str> {
+        let node = self.endpoint_node.as_deref()?;
+        let is_silent = self.verdict.flow.node.as_deref() != Some(node)
+            && !self.steps.iter().any(|step| step.node == node);
+        is_silent.then_some(node)
+    }
+}
+
+/// The name of the node that a trace runs on, for people.
+pub(super) fn node_name(pipeline: &Pipeline) -> &str {
+    pipeline.settings().node_name.as_deref().unwrap_or("an unnamed node")
+}
+
+fn not_attached(node: &str, missing: &[&str]) -> Option<String> {
+    (!missing.is_empty()).then(|| format!("on {node}: not attached were {}", missing.join(", ")))
+}
+
+/// The gap between the nodes in a trace of one node.
+pub(super) fn beyond(trail: &Trail) -> Option<String> {
+    trail.silent_node().map(not_observed)
+}
+
+fn not_observed(node: &str) -> String {
+    format!(
+        "between the nodes, and on {node}, the endpoint's node: it was not observed here, so whether the packets arrived is \
+         not known"
+    )
 }
 
 /// The gap between the nodes, if the endpoint's node saw nothing of the flow, or was not recorded.
 pub(crate) fn silent_nodes(timeline: &Timeline, trail: &Trail) -> Option<String> {
-    let node = trail.endpoint_node.as_deref()?;
-    if trail.verdict.flow.node.as_deref() == Some(node) || trail.steps.iter().any(|step| step.node == node) {
-        return None;
-    }
+    let node = trail.silent_node()?;
     let is_recorded = timeline.tracks().iter().any(|it| it.header().node_name.as_deref() == Some(node));
     Some(if is_recorded {
         format!(
@@ -155,10 +206,7 @@ pub(crate) fn silent_nodes(timeline: &Timeline, trail: &Trail) -> Option<String>
              and the others up to a limit"
         )
     } else {
-        format!(
-            "between the nodes, and on {node}, the endpoint's node: there is no recording of it, so whether the packets \
-             arrived is not known"
-        )
+        not_observed(node)
     })
 }
 
@@ -172,16 +220,18 @@ fn endpoint_node(pipeline: &Pipeline, own: &Verdict) -> Option<String> {
     Some(node.to_string())
 }
 
+/// Both ends of a connection, in order.
+pub(super) type Ends = (Protocol, TransportAddr, TransportAddr);
+
 /// The addresses under which the flow is known.
 #[derive(Debug)]
-struct Addresses {
+pub(super) struct Addresses {
     client: SocketAddr,
-    /// Both ends of a connection, in order.
-    keys: BTreeSet<(Protocol, TransportAddr, TransportAddr)>,
+    keys: BTreeSet<Ends>,
 }
 
 impl Addresses {
-    fn of(verdict: &Verdict) -> Self {
+    pub(super) fn of(verdict: &Verdict) -> Self {
         let flow = &verdict.flow;
         let protocol = match &*flow.protocol {
             "UDP" => Protocol::UDP,
@@ -217,7 +267,7 @@ impl Addresses {
     }
 }
 
-fn key(tuple: &Tuple) -> (Protocol, TransportAddr, TransportAddr) {
+pub(super) fn key(tuple: &Tuple) -> Ends {
     (tuple.protocol, tuple.src.min(tuple.dst), tuple.src.max(tuple.dst))
 }
 
@@ -236,7 +286,7 @@ fn read(
     if let Some(wanted) = track.tape().player().and_then(Player::wanted) {
         sightings.narrow(wanted).map_err(|error| UnusableFile::io(path, &error))?;
     }
-    let (from, to) = (verdict.flow.started.saturating_sub(AROUND), verdict.time.saturating_add(AROUND));
+    let (from, to) = span(verdict);
     while let Some(observed) = sightings.next_sighting().map_err(|error| UnusableFile::io(path, &error))? {
         let time = timeline.shown(index, &observed);
         let sighting = observed.sighting;
@@ -252,7 +302,7 @@ fn read(
 }
 
 /// The step of a sighting, if it belongs to the flow.
-fn step(sighting: &Sighting, addresses: &mut Addresses) -> Option<TrailStep> {
+pub(super) fn step(sighting: &Sighting, addresses: &mut Addresses) -> Option<TrailStep> {
     let (tuple, after, what, skb) = match &sighting.fact {
         Fact::Conntrack(fact) => {
             if !addresses.has_entry(&fact.ct) {

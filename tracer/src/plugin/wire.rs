@@ -85,6 +85,11 @@ pub(crate) enum Answer {
         lost_events: u64,
     },
     Judged(Box<Judged>),
+    /// The way of a flow that was wanted with `--path`, as text without colours.
+    Way {
+        text: String,
+        is_fault: bool,
+    },
     Folded(Box<Folded>),
     Unjudged(NotJudged),
     Arrived(Arrival),

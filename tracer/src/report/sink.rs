@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 
 use crate::{
     report::{
-        Form, Output, OutputError, Printer,
+        Form, Output, OutputError, Paint, Printer,
         fit::wrap,
         json,
         live::{LiveTable, Status},
@@ -168,6 +168,17 @@ impl Report {
         }
         say(&mut self.printer, text);
         Ok(())
+    }
+
+    /// How texts for [`Self::text`] are painted.
+    pub(crate) fn paint(&self) -> Paint {
+        self.printer.paint()
+    }
+
+    /// Prints whole lines instead of rows, at once.
+    pub(crate) fn text(&mut self, text: &str) -> Result<(), OutputError> {
+        self.printer.text(text)?;
+        self.printer.flush()
     }
 
     /// Ends the output with the summary: on standard output for tables, on standard error next to records.

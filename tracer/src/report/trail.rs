@@ -3,27 +3,40 @@
 use std::fmt::Write as _;
 
 use crate::{
-    incident::{Trail, TrailStep, Way},
+    incident::{Found, Trail, TrailStep, Way},
     report::{
         path,
         printer::{Paint, Style},
         row::{detail, end},
     },
     text::{count, measured, safe},
+    verdict::Verdict,
 };
+
+/// The text of what a running trace found.
+pub fn render_found(found: &Found, paint: Paint) -> String {
+    match found {
+        Found::Way(trail) => render(trail, paint),
+        Found::Changed(verdict) => {
+            let mut out = String::new();
+            heading(&mut out, paint, &ends(verdict));
+            let text = format!("the verdict is {} now: {}", verdict.class, detail(&verdict.root_cause));
+            line(&mut out, &text);
+            line(
+                &mut out,
+                "its way is printed once: `viptrace replay` shows the later steps of a trace with --record",
+            );
+            out
+        }
+    }
+}
 
 /// The text, with a line end after each line and every name safe for a terminal.
 pub fn render(trail: &Trail, paint: Paint) -> String {
     let mut out = String::new();
     let Trail { verdict, steps, more, endpoint, rules, gaps, .. } = trail;
     let flow = &verdict.flow;
-    let client = end(flow.client_pod.as_deref(), Some(flow.client), true);
-    let hops = [
-        flow.vip.map(|vip| vip.to_string()),
-        flow.endpoint.map(|it| end(flow.endpoint_pod.as_deref(), Some(it), true)),
-    ];
-    let hops: Vec<String> = [client].into_iter().chain(hops.into_iter().flatten()).collect();
-    heading(&mut out, paint, &format!("{} {}", safe(&flow.protocol), hops.join(" -> ")));
+    heading(&mut out, paint, &ends(verdict));
     line(&mut out, &format!("{}: {}", verdict.class, detail(&verdict.root_cause)));
     let mut before: Option<&TrailStep> = None;
     for (number, step) in steps.iter().enumerate() {
@@ -95,6 +108,18 @@ pub fn render(trail: &Trail, paint: Paint) -> String {
         }
     }
     out
+}
+
+/// The flow from end to end.
+fn ends(verdict: &Verdict) -> String {
+    let flow = &verdict.flow;
+    let client = end(flow.client_pod.as_deref(), Some(flow.client), true);
+    let hops = [
+        flow.vip.map(|vip| vip.to_string()),
+        flow.endpoint.map(|it| end(flow.endpoint_pod.as_deref(), Some(it), true)),
+    ];
+    let hops: Vec<String> = [client].into_iter().chain(hops.into_iter().flatten()).collect();
+    format!("{} {}", safe(&flow.protocol), hops.join(" -> "))
 }
 
 fn heading(out: &mut String, paint: Paint, text: &str) {

@@ -387,6 +387,11 @@ impl Pipeline {
         self.wall_clock.ahead_ns()
     }
 
+    /// A time of the trace as the wall clock counted it then.
+    pub(crate) fn unix_then(&self, time: Timestamp) -> Timestamp {
+        self.wall_clock.unix_then(time)
+    }
+
     /// A line for each step of the wall clock.
     pub(crate) fn wall_clock_lines(&self) -> impl Iterator<Item = String> {
         self.wall_clock.lines()

@@ -60,6 +60,7 @@ mod soak;
 mod soak_verdicts;
 mod terminal_support;
 mod top;
+mod trail;
 mod verdict_classes;
 mod verdict_confidence;
 mod verdict_confounders;

@@ -12,6 +12,7 @@ use viptrace::{
     class::{Class, Confidence},
     cluster::{Cluster, Origin, Status as ClusterStatus, Via, model::TrafficPolicy},
     flow::{FlowTable, Limits},
+    incident::{Found, Pathfinder},
     net::Protocol,
     node::{ProxyMode, RuleEffect, capture::Kind},
     session::{Detail, Judged, Pipeline},
@@ -72,6 +73,35 @@ fn a_connection_that_a_stale_endpoint_delayed_is_reported_once_that_is_known() {
     // Both endpoints are listed: the first was slow.
     let world = World::of(Shop::with_endpoints(&[EP, OTHER]));
     assert_eq!(classes(&verdicts(&world, third_time_lucky(), 30_000)), [(None, Class::Ok)]);
+}
+
+/// What a trace with `--path` finds of these sightings, in steps of 100 ms: the class, and the number of steps of a way.
+fn ways(world: &World, script: Script, until_ms: u64) -> Vec<(Class, Option<usize>)> {
+    let mut pipeline = pipeline(world);
+    pipeline.node_read(Arc::new(world.node.snapshot(&world.shop.cart)), at(until_ms), at(0));
+    let mut pathfinder = Pathfinder::new(addr(CLIENT), Some(addr(VIP)));
+    let (mut sightings, mut found) = (script.out, Vec::new());
+    sightings.sort_by_key(|sighting| sighting.time);
+    for ms in (0..=until_ms).step_by(100) {
+        let due = sightings.iter().position(|it| it.time > at(ms)).unwrap_or(sightings.len());
+        let now: Vec<_> = sightings.drain(..due).collect();
+        pathfinder.observe(&now);
+        pipeline.observe(now);
+        let judgements = pipeline.advance(at(ms));
+        found.extend(pathfinder.judged(&judgements, &pipeline, at(ms)));
+    }
+    let found = found.iter().map(|found| {
+        let steps = if let Found::Way(trail) = found { Some(trail.steps.len()) } else { None };
+        (found.verdict().class, steps)
+    });
+    found.collect()
+}
+
+#[test]
+fn a_flow_that_is_judged_again_has_its_way_once() {
+    let mut world = World::of(Shop::with_endpoints(&[EP, OTHER]));
+    world.shop.leaves(EP, 1_000);
+    assert_eq!(ways(&world, third_time_lucky(), 30_000), [(Class::Ok, Some(8)), (Class::C6, None)]);
 }
 
 #[test]

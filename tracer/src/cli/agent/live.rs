@@ -70,6 +70,7 @@ fn options(config: &Config, node: Option<String>) -> TraceOptions {
         },
     };
     TraceOptions {
+        path: None,
         target: None,
         form: Form { output: Output::Json, ..Form::default() },
         duration: None,

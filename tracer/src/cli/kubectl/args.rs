@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::{
     cli::{
         args::{ExplainArgs, Global, Hooks, ReplayArgs, SchemaArgs, ShownArgs},
+        selection::FlowAddresses,
         target::Target,
     },
     cluster::{Access, Key},
@@ -253,6 +254,11 @@ pub(crate) struct TraceArgs {
     pub(crate) followed: FollowArgs,
     #[command(flatten)]
     pub(crate) shown: ShownArgs,
+    /// Instead of rows, print the way of this flow's packets on its client's node, once the flow is judged: each sighting,
+    /// the rules that decided, and what was not seen; ADDRESSES is CLIENT or CLIENT,TO such as
+    /// 10.0.1.2:40000,10.96.0.10:80. Traces in Pods of its own, as --own-pods
+    #[arg(long, value_name = "ADDRESSES", value_parser = FlowAddresses::parse, conflicts_with = "output", help_heading = "Output")]
+    pub(crate) path: Option<FlowAddresses>,
 }
 
 #[derive(Debug, Args)]

@@ -72,7 +72,7 @@ pub(super) fn run(args: Vec<OsString>) -> ExitCode {
         Verb::Schema(args) => cli::schema::run(&args, printer),
         Verb::Why(args) => block_on(why::run(&args, &plugin.server, printer, &progress)),
         Verb::Trace(args) => {
-            let medium = Medium::Lines(args.shown.form());
+            let medium = args.path.map_or_else(|| Medium::Lines(args.shown.form()), Medium::Ways);
             block_on(trace::run(&args.followed, medium, &plugin.server, printer, &progress))
         }
         Verb::Top(args) => {

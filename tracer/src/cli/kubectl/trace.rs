@@ -20,11 +20,11 @@ use super::{
     with_session,
 };
 use crate::{
-    cli::{Outcome, ResultExt as _, args::Hooks, top},
+    cli::{Outcome, ResultExt as _, args::Hooks, selection::FlowAddresses, show::Ways, top},
     cluster::{Cluster, Key, request_error},
     kernel::now,
     plugin::{nodes, permissions, visit::VisitError, wire::Connection},
-    report::{Form, Printer, Report, Status, View},
+    report::{Form, Output, Printer, Report, Status, View},
     session::{Arrival, Folded, Judged, NotJudged, Summary},
     text::{count, list},
 };
@@ -35,6 +35,8 @@ pub(super) enum Medium {
     Lines(Form),
     /// The screen of `kubectl viptrace top`.
     Screen,
+    /// Instead of verdicts, the ways of these flows.
+    Ways(FlowAddresses),
 }
 
 /// Runs until the duration has passed, or until Ctrl-C.
@@ -52,13 +54,16 @@ pub(super) async fn run(
     let choice = nodes::choose(&objects.cluster.history, &wish, service.as_ref(), now())
         .map_err(|why| anyhow!(why))?;
     let mut agents = nodes::agents(&objects.cluster.history);
-    agents.retain(|node, _| !args.own_pods && choice.nodes.contains(node));
+    // An agent hands out no sightings.
+    let own_pods = args.own_pods || matches!(medium, Medium::Ways(_));
+    agents.retain(|node, _| !own_pods && choice.nodes.contains(node));
     let without: Vec<String> =
         choice.nodes.iter().filter(|node| !agents.contains_key(*node)).cloned().collect();
     let several_nodes = choice.nodes.len() > 1 || choice.may_grow;
     let form = match medium {
         Medium::Lines(form) => Form { several_nodes, ..form },
         Medium::Screen => Form { several_nodes, ..Form::default() },
+        Medium::Ways(_) => Form { output: Output::Wide, several_nodes, ..Form::default() },
     };
     if args.pods.is_dry_run() {
         return session.print_pods(&without, form.output, &mut printer);
@@ -87,24 +92,33 @@ pub(super) async fn run(
     with_session(session, &mut printer, async |session, stop| {
         let printer = Printer::new(progress.verbosity, progress.color);
         let report = match medium {
-            Medium::Lines(_) => Report::new(form, printer),
+            Medium::Lines(_) | Medium::Ways(_) => Report::new(form, printer),
             Medium::Screen => {
                 let report = top::screen(form, &filter.to_string(), printer, stop)?;
                 progress.hold();
                 report
             }
         };
-        let mut view = Shown { filter, summary: Summary::default(), report, progress };
-        let orders = task_args(&view.filter, form.view, args.duration, args.hooks);
+        let path = if let Medium::Ways(path) = medium { Some(path) } else { None };
+        let ways = path.map(|_| Ways::default());
+        let mut view = Shown { filter, summary: Summary::default(), report, progress, ways };
+        let mut orders = task_args(&view.filter, form.view, args.duration, args.hooks);
+        orders.extend(path.into_iter().flat_map(|path| ["--path".to_owned(), path.to_string()]));
         let until = args.duration.filter(|_| !agents.is_empty()).map(|duration| Instant::now() + duration);
         let mut trace = Traces::start(session, progress, objects, &choice, &agents, orders);
         while !trace.turn(&mut view, stop, until.filter(|_| without.is_empty())).await? {}
         let ending = trace.finish(&mut view, stop).await?;
-        view.report.finish(&view.summary, &ending)?;
-        Ok(match view.summary.counts().faults {
-            0 if !trace.is_complete() => Outcome::Incomplete,
-            0 => Outcome::Clean,
-            _ => Outcome::Faults,
+        let has_fault = match view.ways {
+            Some(ways) => ways.finish(&mut view.report)?,
+            None => {
+                view.report.finish(&view.summary, &ending)?;
+                view.summary.counts().faults > 0
+            }
+        };
+        Ok(match has_fault {
+            true => Outcome::Faults,
+            false if !trace.is_complete() => Outcome::Incomplete,
+            false => Outcome::Clean,
         })
     })
     .await
@@ -194,19 +208,24 @@ struct Shown<'a> {
     summary: Summary,
     report: Report,
     progress: &'a Progress,
+    ways: Option<Ways>,
 }
 
 impl Results for Shown<'_> {
     fn judged(&mut self, _: &str, judged: Judged) -> anyhow::Result<()> {
-        if self.filter.shows(&judged.verdict) {
+        if self.ways.is_none() && self.filter.shows(&judged.verdict) {
             self.summary.add(&judged);
             self.report.show(&judged, Instant::now())?;
         }
         Ok(())
     }
 
+    fn way(&mut self, text: &str, is_fault: bool) -> anyhow::Result<()> {
+        self.ways.get_or_insert_default().show(text, is_fault, &mut self.report)
+    }
+
     fn folded(&mut self, folded: Folded) {
-        if self.filter.shows(&folded.verdict) {
+        if self.ways.is_none() && self.filter.shows(&folded.verdict) {
             self.summary.add_folded(&folded);
             self.report.fold(&folded, Instant::now());
         }

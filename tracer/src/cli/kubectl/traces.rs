@@ -77,6 +77,8 @@ impl Objects {
 /// Takes the merged results of the nodes.
 pub(super) trait Results {
     fn judged(&mut self, node: &str, judged: Judged) -> anyhow::Result<()>;
+    /// The way of a wanted flow, as a node's trace has it.
+    fn way(&mut self, text: &str, is_fault: bool) -> anyhow::Result<()>;
     fn folded(&mut self, folded: Folded);
     fn unjudged(&mut self, flows: &NotJudged);
     /// A flow to no Service's address, as the node of an endpoint observes those that another node translated.
@@ -354,6 +356,7 @@ impl<'s> Traces<'s> {
                     self.grow(&judged.verdict);
                     results.judged(name, *judged)?;
                 }
+                Answer::Way { text, is_fault } => results.way(&text, is_fault)?,
                 Answer::Folded(folded) => {
                     self.grow(&folded.verdict);
                     results.folded(*folded);

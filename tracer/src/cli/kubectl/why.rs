@@ -335,6 +335,11 @@ impl Results for Seen {
         Ok(())
     }
 
+    /// `why` requests none.
+    fn way(&mut self, _: &str, _: bool) -> anyhow::Result<()> {
+        Ok(())
+    }
+
     fn folded(&mut self, folded: Folded) {
         self.summary.add_folded(&folded);
     }

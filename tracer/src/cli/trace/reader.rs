@@ -12,6 +12,7 @@ use anyhow::Context as _;
 
 use crate::{
     flow::Suppressed,
+    incident::Pathfinder,
     kernel::{now, recorder::Suppressed as SuppressedFailures, tracer::Tracer},
     net::Netns,
     recording::{Recorded, Records},
@@ -70,6 +71,8 @@ impl Source for Tracer {
 #[derive(Debug)]
 pub(super) struct Reader {
     sightings: Vec<Sighting>,
+    /// Receives the sightings before the flows do, if ways are wanted.
+    pathfinder: Option<Pathfinder>,
     /// The records of the sightings, for the recording.
     records: Records,
     /// When the losses were last read: any new ones happened since then.
@@ -84,12 +87,30 @@ impl Reader {
     pub(super) fn new(started: Timestamp) -> Self {
         Self {
             sightings: Vec::new(),
+            pathfinder: None,
             records: Records::default(),
             last: started,
             last_suppressed: started,
             until: Until(started),
             has_more: false,
         }
+    }
+
+    /// The same, with the ways of flows.
+    pub(super) fn with_ways(started: Timestamp, pathfinder: Option<Pathfinder>) -> Self {
+        Self { pathfinder, ..Self::new(started) }
+    }
+
+    pub(super) fn pathfinder(&mut self) -> Option<&mut Pathfinder> {
+        self.pathfinder.as_mut()
+    }
+
+    /// Passes on the sightings that were read.
+    fn observe(&mut self, pipeline: &mut Recorded) {
+        if let Some(pathfinder) = &mut self.pathfinder {
+            pathfinder.observe(&self.sightings);
+        }
+        pipeline.observe(self.sightings.drain(..), &mut self.records);
     }
 
     /// Whether the last turn ended before the buffer did.
@@ -149,7 +170,7 @@ impl Reader {
                 records.push(record);
             }
         });
-        pipeline.observe(self.sightings.drain(..), &mut self.records);
+        self.observe(pipeline);
     }
 }
 
@@ -210,9 +231,8 @@ impl<S: Source> Waiting<'_, S> {
             *last = ended;
         }
         self.reader.suppressed(self.source, self.pipeline)?;
-        let Reader { sightings, records, .. } = &mut *self.reader;
-        *newest = (*newest).max(sightings.iter().map(|sighting| sighting.time).max());
-        self.pipeline.observe(sightings.drain(..), records);
+        *newest = (*newest).max(self.reader.sightings.iter().map(|sighting| sighting.time).max());
+        self.reader.observe(self.pipeline);
         Ok(read)
     }
 }

@@ -5,13 +5,15 @@ use std::time::Instant;
 use super::record;
 use crate::{
     cli::{
+        Outcome,
         args::{RecordOptions, TraceOptions},
-        show::Show,
+        show::{Show, Ways},
     },
+    incident::Found,
     kernel::tracer::Tracer,
     recording::{Header, Recorded},
-    report::Report,
-    session::{Judgements, Pair, Pipeline},
+    report::{Report, trail},
+    session::{Ending, Judgements, Pair, Pipeline},
     time::Timestamp,
 };
 
@@ -31,6 +33,11 @@ pub(in crate::cli) trait Sink {
 
     /// Judgements of the time `now`.
     fn show(&mut self, judgements: Judgements, pipeline: &Pipeline, now: Timestamp) -> anyhow::Result<()>;
+
+    /// The way of a wanted flow is complete, or its verdict has changed.
+    fn way(&mut self, _: &Found) -> anyhow::Result<()> {
+        Ok(())
+    }
 
     /// The recorder counted connections of this pair; `None` if their address belongs to no Service.
     fn started(&mut self, pair: Option<Pair>, count: u64);
@@ -56,14 +63,27 @@ pub(in crate::cli) trait Sink {
 /// Prints the trace.
 #[derive(Debug)]
 pub(super) struct Shown<'a> {
-    pub(super) show: Show,
+    show: Show,
     pub(super) report: Report,
     record: Option<&'a RecordOptions>,
+    /// The ways that are shown instead of rows.
+    ways: Option<Ways>,
 }
 
 impl<'a> Shown<'a> {
     pub(super) fn new(options: &'a TraceOptions, report: Report) -> Self {
-        Self { show: Show::new(options.target.clone()), report, record: options.record.as_ref() }
+        Self {
+            show: Show::new(options.target.clone()),
+            report,
+            record: options.record.as_ref(),
+            ways: options.path.map(|_| Ways::default()),
+        }
+    }
+
+    /// Ends the output: with the summary, unless it consists of ways.
+    pub(super) fn finish(mut self, ending: &Ending) -> anyhow::Result<Outcome> {
+        let Some(ways) = self.ways else { return self.show.finish(&mut self.report, ending) };
+        Ok(if ways.finish(&mut self.report)? { Outcome::Faults } else { Outcome::Clean })
     }
 }
 
@@ -84,7 +104,15 @@ impl Sink for Shown<'_> {
     fn hooks_are(&mut self, _: Header) {}
 
     fn show(&mut self, judgements: Judgements, pipeline: &Pipeline, now: Timestamp) -> anyhow::Result<()> {
+        if self.ways.is_some() {
+            return Ok(());
+        }
         self.show.show(&mut self.report, judgements, pipeline, now)
+    }
+
+    fn way(&mut self, found: &Found) -> anyhow::Result<()> {
+        let text = trail::render_found(found, self.report.paint());
+        self.ways.get_or_insert_default().show(&text, found.verdict().is_fault(), &mut self.report)
     }
 
     fn started(&mut self, pair: Option<Pair>, count: u64) {

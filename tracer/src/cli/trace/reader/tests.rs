@@ -302,3 +302,30 @@ fn losses_are_known_before_the_flows_of_the_same_reading_are_handed_out() {
     }
     assert_ne!(class_with_losses([3, 3, 3], Some([10, 244, 1, 101])), Class::Unknown);
 }
+
+/// A way has the sightings of the turn in which its flow is judged.
+#[test]
+fn a_pathfinder_receives_what_the_flows_receive() {
+    let client = SocketAddr::from((CLIENT, 1));
+    let begin = now();
+    let after = |ms| begin.saturating_add(Duration::from_millis(ms));
+    let batch = vec![
+        entry(client, Hook::Confirm, begin),
+        entry(SocketAddr::from((CLIENT, 2)), Hook::Confirm, after(1)),
+        state(client, TcpState::SynSent, TcpState::Established, after(1)),
+        state(client, TcpState::FinWait2, TcpState::Close, after(2)),
+    ];
+    let mut source = Losing { batches: vec![(batch, 0)], lost: 0, of_client: None };
+    let mut reader = Reader::with_ways(begin, Some(Pathfinder::new(client, None)));
+    let mut trace = trace();
+    reader.read(&mut source, &mut trace).unwrap();
+    let judgements = trace.advance(after(1_000));
+    let pathfinder = reader.pathfinder().unwrap();
+    assert_eq!(pathfinder.judged(&judgements, trace.pipeline(), after(1_000)).len(), 0);
+    let due = pathfinder.next_due().unwrap();
+    assert!(due > after(2_000), "later sightings of the flow may come");
+    let found = pathfinder.judged(&Judgements::default(), trace.pipeline(), due);
+    let [crate::incident::Found::Way(trail)] = &found[..] else { panic!("{found:?}") };
+    assert_eq!(trail.steps.len(), 3);
+    assert_eq!(pathfinder.next_due(), None);
+}
