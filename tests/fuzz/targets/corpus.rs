@@ -51,5 +51,6 @@ pub fn header() -> Header {
         offsets: offsets(),
         drop_reasons: reasons(),
         reset_reasons: reasons(),
+        hook_set: None,
     }
 }

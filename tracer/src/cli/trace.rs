@@ -334,6 +334,9 @@ impl<'a> Trace<'a> {
         let pathfinder = options.path.map(|FlowAddresses { client, to }| Pathfinder::new(client, to));
         self.reader = Reader::with_ways(self.started, pathfinder);
         let header = self.header(tracer.clock_offset_ns());
+        if let Some(pathfinder) = self.reader.pathfinder() {
+            pathfinder.hooks_are(header.clone());
+        }
         if let Some(file) = file {
             self.pipeline.begin(file.begin(&header)?);
         }
@@ -376,6 +379,7 @@ impl<'a> Trace<'a> {
             grace_follows_node: matches!(settings.grace, Grace::AtLeast(_)),
             limits: settings.limits,
             hooks: hooks.collect(),
+            hook_set: Some(Arc::from(self.plan.set().name())),
             offsets: self.layout.offsets().map(|(name, offset)| (name.to_owned(), offset)).collect(),
             drop_reasons: self.layout.drop_reasons().map(names).collect(),
             reset_reasons: self.layout.reset_reasons().map(names).collect(),
@@ -487,6 +491,9 @@ impl<'a> Trace<'a> {
             self.gaps.retain(|gap| !is_attached || !gap.starts_with(&symbol));
             sink.hook_changed(&change.text);
             self.gaps.push(change.text);
+        }
+        if let Some(pathfinder) = self.reader.pathfinder() {
+            pathfinder.hooks_are(header.clone());
         }
         sink.hooks_are(header);
     }

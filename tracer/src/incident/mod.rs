@@ -3,6 +3,7 @@
 //! Brings their clocks together, plays their traces side by side as one timeline, and tells what happened: the first
 //! failure, what changed before, who was hit, when it ended. Must not judge: the verdicts are those of `session`.
 
+mod absence;
 pub mod clock;
 mod pathfinder;
 mod rate;
@@ -14,5 +15,5 @@ pub use pathfinder::{Found, Pathfinder};
 pub use rate::{Rate, Span};
 pub use story::{Beside, Change, Chapter, Ended, Names, Story};
 pub use timeline::{Moment, Timeline, Track};
+pub(crate) use trail::complete;
 pub use trail::{RulesThen, Trail, TrailStep, Way};
-pub(crate) use trail::{silent_nodes, steps};

@@ -8,9 +8,13 @@ use std::{
     net::SocketAddr,
 };
 
-use super::trail::{self, AROUND, Addresses, Ends, Trail};
+use super::{
+    absence::Post,
+    trail::{self, AROUND, Addresses, Pair, Trail},
+};
 use crate::{
     net::Tuple,
+    recording::Header,
     session::{Judged, Judgements, Pipeline},
     sighting::{Conntrack, Fact, Sighting},
     text::count,
@@ -32,8 +36,10 @@ const MAX_SHOWN: usize = 1024;
 pub struct Pathfinder {
     client: SocketAddr,
     to: Option<SocketAddr>,
+    /// Names the attached hooks.
+    header: Option<Header>,
     /// The other addresses that the flows' entries have.
-    learned: BTreeSet<Ends>,
+    learned: BTreeSet<Pair>,
     kept: VecDeque<Sighting>,
     /// The sightings forgotten so far, and the time of the last of them.
     forgotten: u64,
@@ -79,6 +85,7 @@ impl Pathfinder {
         Self {
             client,
             to,
+            header: None,
             learned: BTreeSet::new(),
             kept: VecDeque::new(),
             forgotten: 0,
@@ -87,6 +94,11 @@ impl Pathfinder {
             shown: BTreeSet::new(),
             left_out: 0,
         }
+    }
+
+    /// The description of the trace, with the hooks that are attached now.
+    pub fn hooks_are(&mut self, header: Header) {
+        self.header = Some(header);
     }
 
     /// Keeps the sightings that may belong to a wanted flow. Call it before these sightings are judged.
@@ -192,6 +204,13 @@ impl Pathfinder {
         }
         (trail.steps, trail.more) = trail::in_order(steps);
         trail.gaps.splice(0..0, trail::beyond(trail));
+        if let Some(header) = &self.header {
+            let mut own = trail.verdict.clone();
+            let ahead_ns = pipeline.wall_ahead_ns().unwrap_or_default();
+            own.map_times(|time| time.shifted(ahead_ns.saturating_neg()));
+            let post = Post { node, header, pipeline };
+            trail.gaps.extend(post.gaps(&own, &trail.steps, None));
+        }
         if self.forgotten > 0 && pipeline.unix_then(self.forgotten_until) >= from {
             trail.gaps.push(format!(
                 "{} of this client, up to {}: only the last {MAX_KEPT} are kept",

@@ -5,14 +5,22 @@
 
 use std::{collections::BTreeSet, net::SocketAddr, path::Path};
 
-use super::{story::Beside, timeline::Timeline};
+use super::{
+    absence::Post,
+    clock::Compared,
+    story::Beside,
+    timeline::{Timeline, Track},
+};
 use crate::{
     cluster::{Address, Key, Membership},
     diagnosis::path::{self, Journey, Question, Scene, To},
     net::{Netns, Protocol, TransportAddr, Tuple},
     node::{Snapshot, routes::Routes},
-    recording::{Player, Sightings, UnusableFile},
-    session::Pipeline,
+    recording::{Missing, Player, Sightings, UnusableFile},
+    session::{
+        Pipeline,
+        why::{self, Ends},
+    },
     sighting::{Conntrack, ConntrackFact, Fact, Hook, PacketFact, Sighting, SocketEvent, SocketFact},
     text::count,
     time::Timestamp,
@@ -74,6 +82,8 @@ pub struct Trail {
     pub rules: Result<Box<RulesThen>, String>,
     /// What was not seen, and why.
     pub gaps: Vec<String>,
+    /// The trace that judged it, as an index of the timeline's.
+    track: usize,
 }
 
 /// The rules that decided.
@@ -85,7 +95,7 @@ pub struct RulesThen {
 }
 
 /// The sightings of the flow of `verdict`, whose times are on the common clock, in all traces.
-pub(crate) fn steps(timeline: &Timeline, verdict: &Verdict) -> Result<(Vec<TrailStep>, u64), UnusableFile> {
+fn steps(timeline: &Timeline, verdict: &Verdict) -> Result<(Vec<TrailStep>, u64), UnusableFile> {
     let mut addresses = Addresses::of(verdict);
     // A node that was read first may have addresses that another one shows.
     let mut found = Vec::new();
@@ -123,18 +133,12 @@ impl Trail {
     pub(crate) fn around(Beside { pipeline, timeline, track }: Beside<'_>, verdict: Verdict) -> Self {
         let mut own = verdict.clone();
         own.map_times(|time| timeline.own(track, time));
-        let mut gaps = Vec::new();
-        for track in timeline.tracks() {
-            gaps.extend(not_attached(track.name(), &track.header().missing_hook_names()));
-        }
-        Self::new(pipeline, &own, verdict, gaps, |time| timeline.common(track, time))
+        Self { track, ..Self::new(pipeline, &own, verdict, |time| timeline.common(track, time)) }
     }
 
     /// The same in a running trace, whose clock is the only one.
     pub(super) fn live(pipeline: &Pipeline, verdict: Verdict) -> Self {
-        let missing: Vec<&str> = pipeline.settings().missing_hooks.iter().map(|hook| hook.symbol()).collect();
-        let gaps = not_attached(node_name(pipeline), &missing).into_iter().collect();
-        Self::new(pipeline, &verdict.clone(), verdict, gaps, |time| time)
+        Self::new(pipeline, &verdict.clone(), verdict, |time| time)
     }
 
     /// `own` is the verdict with the times of its trace.
@@ -142,13 +146,13 @@ impl Trail {
         pipeline: &Pipeline,
         own: &Verdict,
         verdict: Verdict,
-        mut gaps: Vec<String>,
         common: impl Fn(Timestamp) -> Timestamp,
     ) -> Self {
         let rules = rules(pipeline, own).map(|journey| {
             let read_at = pipeline.node().rules_time.map(common);
             Box::new(RulesThen { journey, read_at })
         });
+        let mut gaps = Vec::new();
         if verdict.lost_events > 0 {
             gaps.push(format!(
                 "{} were lost or suppressed while it lasted",
@@ -163,6 +167,7 @@ impl Trail {
             more: 0,
             rules,
             gaps,
+            track: 0,
         }
     }
 
@@ -180,10 +185,6 @@ pub(super) fn node_name(pipeline: &Pipeline) -> &str {
     pipeline.settings().node_name.as_deref().unwrap_or("an unnamed node")
 }
 
-fn not_attached(node: &str, missing: &[&str]) -> Option<String> {
-    (!missing.is_empty()).then(|| format!("on {node}: not attached were {}", missing.join(", ")))
-}
-
 /// The gap between the nodes in a trace of one node.
 pub(super) fn beyond(trail: &Trail) -> Option<String> {
     trail.silent_node().map(not_observed)
@@ -196,18 +197,85 @@ fn not_observed(node: &str) -> String {
     )
 }
 
+/// Adds the sightings of all traces, and the gaps that depend on them. The traces have been played to their end.
+pub(crate) fn complete(timeline: &Timeline, trail: &mut Trail) -> Result<(), UnusableFile> {
+    (trail.steps, trail.more) = steps(timeline, &trail.verdict)?;
+    trail.gaps.splice(0..0, silent_node(timeline, trail));
+    for (index, track) in timeline.tracks().iter().enumerate() {
+        let node = track.header().node_name.as_deref().unwrap_or(track.name());
+        if index != trail.track && !trail.steps.iter().any(|step| step.node == node) {
+            continue;
+        }
+        let Some(player) = track.tape().player() else { continue };
+        let mut own = trail.verdict.clone();
+        own.map_times(|time| timeline.own(index, time));
+        let post = Post { node, header: track.header(), pipeline: player.pipeline() };
+        // The verdict has the losses of its own trace.
+        let doubt = if index == trail.track { None } else { lost(track, &own) };
+        trail.gaps.extend(post.gaps(&own, &trail.steps, doubt));
+    }
+    Ok(())
+}
+
 /// The gap between the nodes, if the endpoint's node saw nothing of the flow, or was not recorded.
-pub(crate) fn silent_nodes(timeline: &Timeline, trail: &Trail) -> Option<String> {
+fn silent_node(timeline: &Timeline, trail: &Trail) -> Option<String> {
     let node = trail.silent_node()?;
-    let is_recorded = timeline.tracks().iter().any(|it| it.header().node_name.as_deref() == Some(node));
-    Some(if is_recorded {
-        format!(
-            "on {node}, the endpoint's node: its recording has no sighting of this flow; an agent records arrivals that fail, \
-             and the others up to a limit"
-        )
-    } else {
-        not_observed(node)
-    })
+    let mut doubts = Vec::new();
+    for (index, track) in timeline.tracks().iter().enumerate() {
+        if track.header().node_name.as_deref() == Some(node) {
+            doubts.push(doubt(timeline, index, trail));
+        }
+    }
+    if doubts.is_empty() {
+        return Some(not_observed(node));
+    }
+    let is_observed = doubts.iter().any(Option::is_none);
+    if let Some(far) = Ends::default().of(&trail.verdict, node, is_observed) {
+        return Some(far.in_words(why::was_sent(&trail.verdict.unseen)));
+    }
+    let why = doubts.into_iter().flatten().next();
+    let why = why.unwrap_or_else(|| "a translated client has another address there".to_owned());
+    Some(format!("on {node}, the endpoint's node: its recording has no sighting of this flow; {why}"))
+}
+
+/// Why the absence of the flow in this trace of the endpoint's node shows nothing; `None` if it was never there.
+fn doubt(timeline: &Timeline, index: usize, trail: &Trail) -> Option<String> {
+    let track = timeline.tracks().get(index)?;
+    let header = track.header();
+    let Some(player) = track.tape().player() else { return Some("it cannot be read".to_owned()) };
+    let mut own = trail.verdict.clone();
+    own.map_times(|time| timeline.own(index, time));
+    let post = Post { node: track.name(), header, pipeline: player.pipeline() };
+    if let Some(why) = post.doubt_about_arrivals(&own) {
+        return Some(why);
+    }
+    let judged = timeline.tracks().get(trail.track).map(Track::header);
+    if let Some(target) = header.target.as_deref()
+        && judged.and_then(|judged| judged.target.as_deref()) != Some(target)
+    {
+        return Some(format!("it is of {target} only"));
+    }
+    let is_known = |index| matches!(timeline.compared(index), None | Some(Compared::Known(_)));
+    if !is_known(index) || !is_known(trail.track) {
+        return Some("the clocks cannot be compared".to_owned());
+    }
+    lost(track, &own).map(ToOwned::to_owned)
+}
+
+/// Why events of the flow may be missing from the trace. `own` has its times.
+fn lost(track: &Track, own: &Verdict) -> Option<&'static str> {
+    let tape = track.tape();
+    let ended = tape.end().map_or(tape.now(), |end| end.ended);
+    if track.header().started > own.flow.started || ended < own.time {
+        return Some("it does not cover all of the flow's time");
+    }
+    let player = tape.player()?;
+    let pipeline = player.pipeline();
+    if pipeline.lost_events() > 0 || pipeline.suppressed_events() > 0 {
+        return Some("events were lost or suppressed there");
+    }
+    let is_damaged = tape.damage().1 > 0 || !tape.skipped().is_empty() || !tape.uncovered().is_empty();
+    (is_damaged || *player.missing() != Missing::default()).then_some("it is damaged")
 }
 
 /// The node of the endpoint, by its Pod or its address.
@@ -221,13 +289,13 @@ fn endpoint_node(pipeline: &Pipeline, own: &Verdict) -> Option<String> {
 }
 
 /// Both ends of a connection, in order.
-pub(super) type Ends = (Protocol, TransportAddr, TransportAddr);
+pub(super) type Pair = (Protocol, TransportAddr, TransportAddr);
 
 /// The addresses under which the flow is known.
 #[derive(Debug)]
 pub(super) struct Addresses {
     client: SocketAddr,
-    keys: BTreeSet<Ends>,
+    keys: BTreeSet<Pair>,
 }
 
 impl Addresses {
@@ -267,7 +335,7 @@ impl Addresses {
     }
 }
 
-pub(super) fn key(tuple: &Tuple) -> Ends {
+pub(super) fn key(tuple: &Tuple) -> Pair {
     (tuple.protocol, tuple.src.min(tuple.dst), tuple.src.max(tuple.dst))
 }
 

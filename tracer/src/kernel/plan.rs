@@ -96,6 +96,21 @@ pub enum HookSet {
 }
 
 impl HookSet {
+    /// Its name in recordings.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Failures => "failures",
+            Self::Lean => "lean",
+            Self::Full => "full",
+            Self::Targeted => "targeted",
+        }
+    }
+
+    /// The set with this name.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        [Self::Failures, Self::Lean, Self::Full, Self::Targeted].into_iter().find(|set| set.name() == name)
+    }
+
     const fn asks_for(self, hook: Hook, need: Need) -> bool {
         match need {
             Need::Full if matches!(hook, Hook::Delete) => !matches!(self, Self::Lean),
@@ -215,6 +230,10 @@ impl HookPlan {
             send_reset_reason,
             retransmit_error,
         }
+    }
+
+    pub(crate) const fn set(&self) -> HookSet {
+        self.set
     }
 
     pub fn lines(&self) -> &[PlanLine] {

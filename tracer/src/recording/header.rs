@@ -8,7 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     flow::Limits,
-    kernel::layout::{FIELDS, Layout},
+    kernel::{
+        layout::{FIELDS, Layout},
+        plan::HookSet,
+    },
     net::Netns,
     session::{Detail, Grace, Settings},
     sighting::Hook,
@@ -63,6 +66,10 @@ pub struct Header {
     /// The plan, one line for each hook.
     #[serde(default)]
     pub hooks: Vec<HookLine>,
+    /// The set of hooks that the trace requested ([`HookSet::name`]). With `failures`, most connections have no record. `None`
+    /// in older recordings.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hook_set: Option<Arc<str>>,
     /// The offsets of the fields in this kernel's structures, in bytes.
     pub offsets: BTreeMap<String, u32>,
     #[serde(default)]
@@ -163,10 +170,15 @@ impl Header {
         }
     }
 
-    /// The kernel's names of the hooks whose observations are missing.
-    pub fn missing_hook_names(&self) -> Vec<&str> {
-        let missing = self.hooks.iter().filter(|line| line.state == HookState::Missing);
-        missing.map(|line| line.hook.as_str()).collect()
+    /// Whether each connection's beginning is a record; `None` if an older recording does not show it.
+    pub(crate) fn has_every_connection(&self) -> Option<bool> {
+        if let Some(set) = self.hook_set.as_deref() {
+            return HookSet::named(set).map(|set| set != HookSet::Failures);
+        }
+        // No agent attaches it.
+        let states = Hook::SockState.symbol();
+        let is_attached = |line: &HookLine| line.state == HookState::Attached && line.hook == states;
+        self.hooks.iter().any(is_attached).then_some(true)
     }
 
     fn missing_hooks(&self) -> Vec<Hook> {
@@ -205,6 +217,7 @@ mod tests {
                 kernel_release,
                 target: node_name.clone(),
                 boot: node_name.as_deref().map(Arc::from),
+                hook_set: node_name.as_deref().map(Arc::from),
                 node_name,
                 node_netns: netns.map(Netns),
                 started: Timestamp::from_unix_ns(started),

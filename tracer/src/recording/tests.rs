@@ -84,6 +84,7 @@ fn header() -> Header {
         offsets: corpus().0.iter().cloned().collect(),
         drop_reasons: [].into(),
         reset_reasons: [].into(),
+        hook_set: None,
     }
 }
 

@@ -269,6 +269,11 @@ impl Pipeline {
         self.healthy.clear();
     }
 
+    /// The times during which a hook was not attached.
+    pub(crate) fn hook_gaps(&self) -> &[HookGap] {
+        &self.hook_gaps
+    }
+
     /// Two gaps of one hook become one, with the time between them: a module that comes and goes needs no more memory.
     fn merge_oldest_gaps(&mut self) {
         let gaps = &mut self.hook_gaps;

@@ -164,16 +164,12 @@ impl Probe {
     }
 }
 
-impl Why {
-    /// Adds what the endpoint's node observed of the first cause's flow. A silence that a rule there explains becomes that
-    /// rule's.
-    pub fn add_far_end(&mut self, far: &FarEnd) {
-        let Some(cause) = &mut self.cause else { return };
-        let FarEnd { from, node, client, endpoint, fate } = far;
-        // The verdict's rule asks this where the client's node dropped nothing and heard nothing.
-        let was_sent = cause.unseen.iter().any(|unseen| unseen.contains(UNKNOWN_ARRIVAL));
+impl FarEnd {
+    /// What it shows, in words. `was_sent`: see [`was_sent`].
+    pub(crate) fn in_words(&self, was_sent: bool) -> String {
+        let Self { from, node, client, endpoint, fate } = self;
         let flow = format!("the connection from {client} to {endpoint}");
-        let text = match fate {
+        match fate {
             Some(Fate::Answered) => format!("{node}, the endpoint's node, saw {flow} answered"),
             Some(Fate::Stopped) => {
                 format!("{node}, the endpoint's node, saw {flow}, and a rule there dropped it")
@@ -186,7 +182,24 @@ impl Why {
                 ),
                 None => format!("{node}, the endpoint's node, never saw {flow}"),
             },
-        };
+        }
+    }
+}
+
+/// Whether packets left the client's node without an answer, by a verdict's unseen facts: its rule asks this where that node
+/// dropped nothing and heard nothing.
+pub(crate) fn was_sent(unseen: &[Text]) -> bool {
+    unseen.iter().any(|unseen| unseen.contains(UNKNOWN_ARRIVAL))
+}
+
+impl Why {
+    /// Adds what the endpoint's node observed of the first cause's flow. A silence that a rule there explains becomes that
+    /// rule's.
+    pub fn add_far_end(&mut self, far: &FarEnd) {
+        let Some(cause) = &mut self.cause else { return };
+        let FarEnd { from, node, endpoint, fate, .. } = far;
+        let was_sent = was_sent(&cause.unseen);
+        let text = far.in_words(was_sent);
         cause.evidence.push(Evidence { r#type: EvidenceType::Kernel, time: None, content: text.into() });
         cause.unseen.retain(|unseen| !unseen.contains(UNKNOWN_ARRIVAL));
         if cause.class != Class::C29 {

@@ -88,6 +88,7 @@ pub(crate) fn header(corpus: &Corpus) -> Header {
         grace_follows_node: true,
         limits: Limits::default(),
         hooks: Vec::new(),
+        hook_set: None,
         offsets: corpus.offsets.clone(),
         drop_reasons: corpus.reasons.clone(),
         reset_reasons: corpus.reasons.clone(),

@@ -1,20 +1,25 @@
 //! The ways of flows: a running trace prints what the replay of its recording prints, with bounded memory.
 
-use std::{collections::BTreeMap, fs, io::Cursor, iter, net::SocketAddr, sync::Arc};
+use std::{collections::BTreeMap, fs, io::Cursor, iter, net::SocketAddr, sync::Arc, time::Duration};
 
+use serde_json::{Value, json};
 use viptrace::{
     class::Class,
     incident::{Found, Pathfinder},
-    recording::{Player, Sightings, Step},
+    recording::{Header, Player, Sightings, Step},
     report::{
         Paint,
         trail::{render, render_found},
     },
     session::{Detail, Judgements},
+    sighting::Hook,
     verdict::Verdict,
 };
 
-use crate::terminal_support::{Terminal, fixture};
+use crate::{
+    recording_support::{Live, Traffic, corpus, header},
+    terminal_support::{Terminal, fixture},
+};
 
 /// Plays the recording as a running trace receives it: sightings up to a time, then the judgements of that time.
 fn traced(bytes: &[u8], client: SocketAddr, to: Option<SocketAddr>) -> (Vec<Found>, Pathfinder) {
@@ -22,6 +27,7 @@ fn traced(bytes: &[u8], client: SocketAddr, to: Option<SocketAddr>) -> (Vec<Foun
     let mut sightings = Sightings::open(Cursor::new(bytes)).unwrap();
     let mut next = iter::from_fn(|| Some(sightings.next_sighting().unwrap()?.sighting)).peekable();
     let mut pathfinder = Pathfinder::new(client, to);
+    pathfinder.hooks_are(player.header().clone());
     let mut found = Vec::new();
     while let Some(step) = player.step().unwrap() {
         let Step::Judged { judgements, now } = step else { continue };
@@ -172,4 +178,109 @@ fn what_is_kept_is_bounded() {
         gap.contains("earlier sightings of this client") && gap.ends_with("only the last 4096 are kept"),
         "{gap}"
     );
+}
+
+/// The header of a trace on this node, with the hooks as they are in `states`; every other one is attached.
+fn header_of(node: &str, hook_set: Option<&str>, states: &[(&str, &str)]) -> Header {
+    let lines = Hook::ALL.iter().map(|hook| {
+        let state = states.iter().find(|(symbol, _)| *symbol == hook.symbol());
+        json!({"hook": hook.symbol(), "attach": "fentry", "state": state.map_or("attached", |(_, state)| *state)})
+    });
+    let mut header = serde_json::to_value(header(&corpus("debian-6.12"))).unwrap();
+    header["hooks"] = lines.collect();
+    header["node_name"] = node.into();
+    header["hook_set"] = hook_set.into();
+    // One clock.
+    header["boot"] = "b".into();
+    serde_json::from_value(header).unwrap()
+}
+
+/// What the way of a flow names as not seen, if a flow of worker-1 went to an endpoint on worker-2 and this was the trace
+/// there. `meanwhile` happens there one second after the beginning.
+fn not_seen(here: &Header, there: Option<&Header>, meanwhile: impl Fn(&mut Live)) -> Vec<String> {
+    let terminal = Terminal::new();
+    let mut live = Live::new(here, Detail::All, &terminal.path().join("here.viptrace"));
+    let traffic: Vec<Vec<u8>> = Traffic::new(&corpus("debian-6.12"), 5, 50.0).take(300).collect();
+    for batch in traffic.chunks(20) {
+        live.turn(batch.iter().map(Vec::as_slice));
+    }
+    let flow = live.lines.iter().find_map(|line| {
+        let verdict = serde_json::Deserializer::from_str(line).into_iter::<Value>().next()?.ok()?;
+        (verdict["class"] == "ok" && verdict["flow"]["endpoint"] == "10.244.2.13:8080").then_some(verdict)
+    });
+    let client = flow.unwrap()["flow"]["client"].as_str().unwrap().to_owned();
+    live.pass(Duration::from_secs(30));
+    let end = live.now;
+    live.end();
+    if let Some(there) = there {
+        let mut live = Live::new(there, Detail::All, &terminal.path().join("there.viptrace"));
+        live.pass(Duration::from_secs(1));
+        meanwhile(&mut live);
+        live.pass(end.since(live.now));
+        live.end();
+    }
+    let text = terminal.run(&format!("replay . --path {client} --quiet"));
+    let (_, gaps) = text.split_once("\nNot seen\n").unwrap_or_else(|| panic!("{text}"));
+    gaps.lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .map(|line| line.replace(&client, "CLIENT"))
+        .collect()
+}
+
+#[test]
+fn what_was_not_seen_has_its_reason() {
+    let here =
+        header_of("worker-1", Some("full"), &[("kfree_skb", "missing"), ("nf_send_unreach", "not_needed")]);
+    let there = header_of("worker-2", Some("full"), &[]);
+    let nothing = |_: &mut Live| {};
+    let gaps = not_seen(&here, Some(&there), nothing);
+    assert_eq!(
+        gaps,
+        [
+            "worker-2, the endpoint's node, never saw the connection from CLIENT to 10.244.2.13:8080",
+            "not observed: the hook kfree_skb was not attached on worker-1",
+            "not seen, though attached on worker-1 the whole time: nf_send_reset, nf_ct_resolve_clash, nf_ct_kill_acct, \
+             tcp_receive_reset, tcp_send_reset, tcp_v4_send_reset, tcp_retransmit_skb, nf_ct_l4proto_log_invalid and \
+             nf_nat_icmp_reply_translation",
+        ]
+    );
+    let about =
+        |there: &Header, meanwhile: &dyn Fn(&mut Live)| not_seen(&here, Some(there), meanwhile)[0].clone();
+    let says = |text: &str| {
+        format!("on worker-2, the endpoint's node: its recording has no sighting of this flow; {text}")
+    };
+    let agent = "an agent records arrivals that fail, and the others up to a limit";
+    assert_eq!(about(&header_of("worker-2", Some("failures"), &[]), &nothing), says(agent));
+    // Older recordings: with the socket states, it is no agent's; without hooks, nothing is known.
+    assert_eq!(about(&header_of("worker-2", None, &[]), &nothing), gaps[0]);
+    let older = header_of("worker-2", None, &[("inet_sock_set_state", "not_needed")]);
+    assert_eq!(
+        about(&older, &nothing),
+        says(&format!("it does not show whether it has every connection: {agent}"))
+    );
+    let unnamed = Header { hooks: Vec::new(), ..there.clone() };
+    assert_eq!(about(&unnamed, &nothing), says("it does not show which hooks were attached"));
+    let without = header_of("worker-2", Some("full"), &[("__nf_conntrack_confirm", "missing")]);
+    assert_eq!(about(&without, &nothing), says("the hook __nf_conntrack_confirm was not attached"));
+    let targeted = Header { target: Some("service/shop/other".to_owned()), ..there.clone() };
+    assert_eq!(about(&targeted, &nothing), says("it is of service/shop/other only"));
+    // What happened in the middle.
+    let lost = |live: &mut Live| live.lose(3, Duration::from_millis(1));
+    assert_eq!(about(&there, &lost), says("events were lost or suppressed there"));
+    let came = |live: &mut Live| {
+        let later = live.now.saturating_add(Duration::from_secs(20));
+        live.recorded.hook_changed(Hook::Confirm, true, later);
+    };
+    let partly = about(&without, &came);
+    assert!(partly.contains("the hook __nf_conntrack_confirm was attached only from "), "{partly}");
+    let went = |live: &mut Live| live.recorded.hook_changed(Hook::Confirm, false, live.now);
+    let partly = about(&there, &went);
+    assert!(partly.contains("the hook __nf_conntrack_confirm was attached only until "), "{partly}");
+    let late = Header { started: there.started.saturating_add(Duration::from_secs(20)), ..there };
+    assert_eq!(about(&late, &nothing), says("it does not cover all of the flow's time"));
+    // Without a recording of that node, and with an older one of this.
+    let alone = not_seen(&Header { hooks: Vec::new(), ..here }, None, nothing);
+    assert!(alone[0].contains("it was not observed here"), "{alone:?}");
+    assert_eq!(alone[1], "on worker-1: its recording does not show which hooks were attached");
 }

@@ -24,8 +24,7 @@ pub(super) fn run(opened: Opened, printer: &mut Printer) -> anyhow::Result<Outco
     }
     let has_fault = found.iter().any(|trail| trail.verdict.is_fault());
     for (index, trail) in found.iter_mut().enumerate() {
-        (trail.steps, trail.more) = incident::steps(&timeline, &trail.verdict)?;
-        trail.gaps.splice(0..0, incident::silent_nodes(&timeline, trail));
+        incident::complete(&timeline, trail)?;
         let blank = if index > 0 { "\n" } else { "" };
         printer.text(&format!("{blank}{}", trail::render(trail, printer.paint())))?;
     }

@@ -33,6 +33,7 @@ use crate::{
     kernel::{
         decode::{Decoder, Mask, Replace, Rewriter},
         layout::FIELDS,
+        plan::HookSet,
     },
     sighting::Hook,
     time::Timestamp,
@@ -252,6 +253,7 @@ fn redacted_header(header: &Header, names: &mut Names) -> Header {
         offsets: offsets.map(|(name, offset)| (name.clone(), *offset)).collect(),
         drop_reasons: reasons(&header.drop_reasons),
         reset_reasons: reasons(&header.reset_reasons),
+        hook_set: header.hook_set.clone().filter(|set| HookSet::named(set).is_some()),
         // Numbers, and what `Header::check` has compared.
         ..header.clone()
     }
