@@ -55,7 +55,7 @@ impl Post<'_> {
                 State::Attached | State::NotNeeded => {}
                 State::LeftOut => left_out.push(symbol),
                 State::Partly(when) => {
-                    gaps.push(format!("not observed: on {node} the hook {symbol} was attached {when}"))
+                    gaps.push(format!("not observed: on {node} the hook {symbol} was attached {when}"));
                 }
                 State::Missing(why) => {
                     let why = why.map_or_else(String::new, |why| format!(": {why}"));

@@ -108,12 +108,11 @@ pub(super) async fn run(
         let mut trace = Traces::start(session, progress, objects, &choice, &agents, orders);
         while !trace.turn(&mut view, stop, until.filter(|_| without.is_empty())).await? {}
         let ending = trace.finish(&mut view, stop).await?;
-        let has_fault = match view.ways {
-            Some(ways) => ways.finish(&mut view.report)?,
-            None => {
-                view.report.finish(&view.summary, &ending)?;
-                view.summary.counts().faults > 0
-            }
+        let has_fault = if let Some(ways) = view.ways {
+            ways.finish(&mut view.report)?
+        } else {
+            view.report.finish(&view.summary, &ending)?;
+            view.summary.counts().faults > 0
         };
         Ok(match has_fault {
             true => Outcome::Faults,

@@ -72,7 +72,7 @@ impl Source for Tracer {
 pub(super) struct Reader {
     sightings: Vec<Sighting>,
     /// Receives the sightings before the flows do, if ways are wanted.
-    pathfinder: Option<Pathfinder>,
+    pathfinder: Option<Box<Pathfinder>>,
     /// The records of the sightings, for the recording.
     records: Records,
     /// When the losses were last read: any new ones happened since then.
@@ -98,11 +98,11 @@ impl Reader {
 
     /// The same, with the ways of flows.
     pub(super) fn with_ways(started: Timestamp, pathfinder: Option<Pathfinder>) -> Self {
-        Self { pathfinder, ..Self::new(started) }
+        Self { pathfinder: pathfinder.map(Box::new), ..Self::new(started) }
     }
 
     pub(super) fn pathfinder(&mut self) -> Option<&mut Pathfinder> {
-        self.pathfinder.as_mut()
+        self.pathfinder.as_deref_mut()
     }
 
     /// Passes on the sightings that were read.
