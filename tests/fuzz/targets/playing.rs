@@ -7,7 +7,7 @@ use std::{
 
 use viptrace::{
     recording::{Player, Step},
-    report::{Output, Printer, Report, Verbosity, View},
+    report::{Form, Output, Printer, Report, Verbosity, View},
     session::{Detail, Judgements},
 };
 
@@ -16,7 +16,7 @@ pub fn play(bytes: Vec<u8>, detail: Detail) {
     let Ok(mut player) = Player::open(Cursor::new(bytes), detail) else { return };
     let output = if detail == Detail::All { Output::Json } else { Output::Wide };
     let printer = Printer::to(Box::new(io::sink()), Box::new(io::sink()), Verbosity::Normal);
-    let mut report = Report::new(output, View::All, printer);
+    let mut report = Report::new(Form { output, view: View::All, ..Form::default() }, printer);
     while let Ok(Some(step)) = player.step() {
         if let Step::Judged { judgements, .. } = step {
             show(&mut report, &judgements);
@@ -33,10 +33,10 @@ pub fn play(bytes: Vec<u8>, detail: Detail) {
 fn show(report: &mut Report, judgements: &Judgements) {
     let now = Instant::now();
     for judged in &judgements.judged {
-        report.show(judged.into(), now).unwrap();
+        report.show(judged, now).unwrap();
     }
     for folded in &judgements.folded {
-        report.fold(folded.into(), now);
+        report.fold(folded, now);
     }
     report.tick(now).unwrap();
 }
