@@ -54,6 +54,7 @@ const TARGETS: &[Target] = &[
     Target { name: "replay", max_bytes: 96 << 10, allocation_mib: RECORDING_MIB },
     Target { name: "rules", max_bytes: 64 << 10, allocation_mib: RULES_MIB },
     Target { name: "stream", max_bytes: 8 << 10, allocation_mib: SMALL_MIB },
+    Target { name: "tape", max_bytes: 128 << 10, allocation_mib: RECORDING_MIB },
     Target { name: "texts", max_bytes: 16 << 10, allocation_mib: SMALL_MIB },
 ];
 

@@ -63,6 +63,7 @@ fn of(target: &str, tests: &Path) -> Result<BTreeSet<Vec<u8>>> {
         "replay" => replay(&files, &corpus)?,
         "rules" => rules(&files)?,
         "stream" => stream::seeds(),
+        "tape" => tape(&files, &corpus)?,
         "texts" => texts(&files)?,
         other => bail!("there are no seeds for the fuzz target {other}"),
     };
@@ -164,7 +165,7 @@ fn texts(files: &[PathBuf]) -> Result<Vec<Vec<u8>>> {
     Ok(seeds)
 }
 
-/// Kinds of pieces; see `tests/fuzz/targets/replay.rs`.
+/// Kinds of pieces; see `tests/fuzz/targets/pieces.rs`.
 const ITEM: u8 = 0;
 const RECORD: u8 = 1;
 const PACKED: u8 = 2;
@@ -203,6 +204,32 @@ fn replay(files: &[PathBuf], corpus: &Path) -> Result<Vec<Vec<u8>>> {
         put(&mut pieces, ITEM, &[&[NODE], reading.as_slice()].concat());
         put(&mut pieces, END_OF_BLOCK, &[1]);
         seeds.push(pieces);
+    }
+    Ok(seeds)
+}
+
+/// Each of these recordings alone, damaged, cut off, and beside the next one.
+fn tape(files: &[PathBuf], corpus: &Path) -> Result<Vec<Vec<u8>>> {
+    /// Kinds of pieces; see `tests/fuzz/targets/tape.rs`.
+    const PIECES: u8 = 0;
+    const DAMAGE: u8 = 2;
+    const CUT: u8 = 3;
+    const AT: [u8; 4] = 3_000_u32.to_le_bytes();
+    let recordings = replay(files, corpus)?;
+    let mut seeds = Vec::new();
+    let nexts = recordings.iter().cycle().skip(1);
+    for (number, (recording, next)) in recordings.iter().zip(nexts).enumerate() {
+        // Without the flags.
+        let [one, other] = [recording, next].map(|recording| recording.get(1..).unwrap_or_default());
+        let mut seed = Vec::new();
+        put(&mut seed, PIECES, one);
+        match number % 4 {
+            0 => put(&mut seed, DAMAGE, &[AT.as_slice(), &[0xaa; 8]].concat()),
+            1 => put(&mut seed, CUT, &AT),
+            2 => put(&mut seed, PIECES, one),
+            _ => put(&mut seed, PIECES, other),
+        }
+        seeds.push(seed);
     }
     Ok(seeds)
 }
