@@ -6,7 +6,8 @@
 //!
 //! `plain zstd` is the size, in bytes an event, of the same records compressed as the kernel wrote them, without the
 //! columns of `recording::records`. `counted` is the speed at which `replay -o counts` reads the same file. In the usual mix
-//! one connection of a hundred fails, in the broken one 90 do.
+//! one connection of a hundred fails, in the broken one 90 do. Each has two lengths, and the broken one a third row with a
+//! smaller table of flows: its memory is that of the table.
 //!
 //! `--query` compares queries by the index with a replay of everything, each as the program runs it: see `query`.
 
@@ -27,7 +28,8 @@ use std::{
 
 use recording_support::{Live, Traffic, corpus, header};
 use viptrace::{
-    recording::{EventCounter, EventCounts, Player, Step},
+    flow::Limits,
+    recording::{EventCounter, EventCounts, Header, Player, Step},
     session::Detail,
     time::Timestamp,
 };
@@ -46,7 +48,7 @@ fn main() {
         ["--play", path] => play(Path::new(path)),
         ["--count", path] => count(Path::new(path)),
         ["--make", path, events] => {
-            make(Path::new(path), events.parse().unwrap(), FAILING[0].1);
+            make(Path::new(path), events.parse().unwrap(), FAILING[0].1, Limits::default().max_flows);
         }
         _ => {
             let events = arguments.iter().find_map(|argument| argument.strip_prefix("--events="));
@@ -111,10 +113,11 @@ fn traffic(failing: u64) -> Traffic {
     Traffic::new(&corpus(KERNEL), 42, FLOWS_PER_SECOND).failing(failing)
 }
 
-/// Makes a recording of this many events and returns its size in bytes.
-fn make(path: &Path, events: usize, failing: u64) -> u64 {
+/// Makes a recording of this many events, of a trace with such a table, and returns its size in bytes.
+fn make(path: &Path, events: usize, failing: u64, max_flows: usize) -> u64 {
     let mut traffic = traffic(failing);
-    let mut live = Live::new(&header(&corpus(KERNEL)), Detail::Faults, path);
+    let limits = Limits { max_flows, ..Limits::default() };
+    let mut live = Live::new(&Header { limits, ..header(&corpus(KERNEL)) }, Detail::Faults, path);
     let mut left = events;
     while left > 0 {
         // A live trace reads these events after its 50 ms.
@@ -171,9 +174,10 @@ fn median(how: &str, path: &Path) -> (u64, u64, u64, String) {
 fn compare(events: usize) {
     let folder = tempfile::tempdir().unwrap();
     println!(
-        "{:>7} {:>10} {:>12} {:>9} {:>11} {:>14} {:>12} {:>14} {:>16} {:>12}",
+        "{:>7} {:>10} {:>7} {:>12} {:>9} {:>11} {:>14} {:>12} {:>14} {:>16} {:>12}",
         "mix",
         "events",
+        "table",
         "bytes",
         "B/event",
         "plain zstd",
@@ -184,15 +188,23 @@ fn compare(events: usize) {
         "peak RSS"
     );
     let [usual, broken] = FAILING;
-    for ((mix, failing), times) in [(usual, 1), (usual, 4), (broken, 1)] {
-        let path = folder.path().join(format!("{mix}-{times}.viptrace"));
-        let bytes = make(&path, events * times, failing);
+    let table = Limits::default().max_flows;
+    let rows = [
+        (usual, 1, table),
+        (usual, 4, table),
+        (broken, 1, table),
+        (broken, 4, table),
+        (broken, 4, table / 4),
+    ];
+    for ((mix, failing), times, max_flows) in rows {
+        let path = folder.path().join(format!("{mix}-{times}-{max_flows}.viptrace"));
+        let bytes = make(&path, events * times, failing, max_flows);
         let (on_cpu_ns, took_ns, seen, peak) = median("--play", &path);
         let (counted_ns, _, counted, _) = median("--count", &path);
         assert_eq!((seen, counted), ((events * times) as u64, seen));
         let per_event = |bytes: u64| format!("{}.{:02}", bytes / seen, bytes % seen * 100 / seen);
         println!(
-            "{mix:>7} {seen:>10} {bytes:>12} {:>9} {:>11} {:>14} {:>12} {:>14} {:>16} {peak:>12}",
+            "{mix:>7} {seen:>10} {max_flows:>7} {bytes:>12} {:>9} {:>11} {:>14} {:>12} {:>14} {:>16} {peak:>12}",
             per_event(bytes),
             per_event(plain_bytes(events * times, failing)),
             seen * 1_000_000_000 / on_cpu_ns,
