@@ -90,6 +90,8 @@ pub struct Player<R> {
     skip_until: Option<Timestamp>,
     /// The block is read without its records.
     skips_block: bool,
+    /// When the current file begins.
+    file: Timestamp,
     /// The part of the recording that is observed and read.
     part: Part,
     pace: Pace,
@@ -115,6 +117,7 @@ impl<R: Read + Seek> Player<R> {
             assembler: Assembler::default(),
             now: header.started,
             newest: header.started,
+            file: header.started,
             header,
             missing_since: None,
             undecodable: 0,
@@ -152,7 +155,7 @@ impl<R: Read + Seek> Player<R> {
     }
 
     fn read_by_index(&mut self) -> io::Result<()> {
-        let Self { reader, part, skip_until, .. } = self;
+        let Self { reader, part, skip_until, file, .. } = self;
         let wanted = match part {
             Part::Whole => return Ok(()),
             Part::Time => None,
@@ -160,7 +163,11 @@ impl<R: Read + Seek> Player<R> {
         };
         // Time advances behind the records: some of the wanted times may be in a block that ends before them.
         let from = skip_until.map_or(Timestamp::MIN, |until| until.saturating_sub(BEHIND));
-        reader.narrow(|addressed, to| to >= from && wanted.is_none_or(|wanted| wanted.is_in(addressed)))
+        reader.narrow(|addressed, to| to >= from && wanted.is_none_or(|wanted| wanted.is_in(addressed)))?;
+        if let Some(wanted) = wanted {
+            reader.leave_out(|sequence| wanted.is_barren(*file, sequence));
+        }
+        Ok(())
     }
 
     /// Before the first step: observes no events before `time`. The cluster and the node are followed all the same. A flow
@@ -175,6 +182,7 @@ impl<R: Read + Seek> Player<R> {
         let (reader, header) = Reader::open(file)?;
         self.read_before += self.reader.reading();
         self.reader = reader;
+        self.file = header.started;
         self.read_by_index()?;
         (self.block, self.at, self.next_record) = (Block::default(), 0, 0);
         self.assembler.forget();
@@ -240,6 +248,7 @@ impl<R: Read + Seek> Player<R> {
                 }
                 Some(Err(error)) => self.unreadable(&error),
                 None => {
+                    self.note_barren();
                     self.skips_block = self.skip_until.is_some();
                     let found = if self.skips_block {
                         self.reader.next_items(&mut self.block)?
@@ -283,10 +292,23 @@ impl<R: Read + Seek> Player<R> {
         self.missing_since.get_or_insert(self.now);
     }
 
+    /// Before the next block: notes that this one has none of the wanted flows, if that was found.
+    fn note_barren(&mut self) {
+        let is_needed = std::mem::take(&mut self.block.is_needed);
+        if let (Part::Flows(wanted), Some(sequence), false) = (&mut self.part, self.block.planned, is_needed)
+            && self.next_record == self.block.records.len()
+        {
+            wanted.add_barren(self.file, sequence);
+        }
+    }
+
     fn play(&mut self, item: Item) -> Option<Step> {
+        // A loss concerns the flows whose records are around it.
+        self.block.is_needed |= matches!(item, Item::Lost(_) | Item::Suppressed(_) | Item::Dropped(_));
         let judged = |judgements, now| Some(Step::Judged { judgements, now });
         match item {
             Item::Records(count, _) if self.skips_block => {
+                self.block.is_needed = true;
                 self.next_record = self.next_record.saturating_add(count as usize);
             }
             Item::Lost(_) | Item::Suppressed(_) | Item::Reread(_) if self.skips_block => {}
@@ -391,13 +413,23 @@ impl<R: Read + Seek> Player<R> {
     /// Observes the wanted records up to this one.
     fn wanted_records(&mut self, end: usize) {
         let Self { block, decoder, pipeline, part: Part::Flows(wanted), .. } = self else { return };
-        for record in block.records.range(self.next_record..end) {
+        let Block { records, is_needed, .. } = block;
+        for record in records.range(self.next_record..end) {
+            if let Ok(Some((time, tuples))) = decoder.addresses(record)
+                && !wanted.may_take(&tuples)
+            {
+                self.newest = self.newest.max(time);
+                pipeline.pass(time);
+                continue;
+            }
             let Ok(sighting) = decoder.decode(record) else {
                 self.undecodable += 1;
+                *is_needed = true;
                 continue;
             };
             self.newest = self.newest.max(sighting.time);
             if wanted.takes(&sighting) {
+                *is_needed = true;
                 pipeline.observe_one(sighting);
             } else {
                 pipeline.pass(sighting.time);

@@ -111,6 +111,10 @@ pub(super) struct Block {
     pub(super) after_damage: bool,
     /// Its records were not read, because the index names none that is wanted. Their latest time.
     pub(super) unread: Option<Timestamp>,
+    /// Its sequence number, if the index led to it.
+    pub(super) planned: Option<u32>,
+    /// A query needs its records: one is of a wanted flow, or their order matters.
+    pub(super) is_needed: bool,
 }
 
 /// A recording that is being read.
@@ -252,6 +256,7 @@ impl<R: Read + Seek> Reader<R> {
     fn next(&mut self, block: &mut Block, with_records: bool) -> io::Result<bool> {
         block.after_damage = false;
         block.unread = None;
+        block.planned = None;
         if self.plan.is_some()
             && let Some(found) = self.next_planned(block, with_records)?
         {

@@ -14,10 +14,14 @@ use super::index::{Addressed, FIRST_CLIENT_PORT, host, port, socket, template};
 use crate::{
     net::{TransportAddr, Tuple},
     sighting::{Conntrack, Fact, Hook, Sighting},
+    time::Timestamp,
 };
 
 /// The most addresses learned from the flows' entries.
 const MAX_LEARNED: usize = 65_536;
+
+/// The most blocks noted as having none of the flows.
+const MAX_BARREN: usize = 1 << 20;
 
 /// The part of a recording that is read.
 #[derive(Clone, Debug, Default)]
@@ -30,6 +34,22 @@ pub enum Part {
     Flows(Box<Wanted>),
 }
 
+/// A set of ports that may have others too: a query has few, and each record has several.
+#[derive(Clone, Debug, Default)]
+struct Ports([u64; 16]);
+
+impl Ports {
+    fn add(&mut self, port: u16) {
+        if let Some(word) = self.0.get_mut(usize::from(port >> 6) % 16) {
+            *word |= 1 << (port % 64);
+        }
+    }
+
+    fn may_have(&self, port: u16) -> bool {
+        self.0.get(usize::from(port >> 6) % 16).is_some_and(|word| word >> (port % 64) & 1 == 1)
+    }
+}
+
 /// The addresses that a query wants.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
@@ -38,6 +58,10 @@ pub struct Wanted {
     sockets: HashSet<TransportAddr, RandomState>,
     /// Those after NAT of the flows above.
     learned: HashSet<TransportAddr, RandomState>,
+    /// The ports of both.
+    socket_ports: Ports,
+    /// Blocks that were read whole and have none of these flows, by the beginning of their file and their sequence number.
+    barren: HashSet<(Timestamp, u32), RandomState>,
     /// A flow's other address is rather its endpoint's than its own: one for many flows.
     learns_endpoints: bool,
     has_overflown: bool,
@@ -56,6 +80,7 @@ impl Wanted {
 
     /// Adds the flows of one address with a port.
     pub fn add_socket(&mut self, address: SocketAddr) -> bool {
+        self.socket_ports.add(address.port());
         !self.has_asked(address.into()) && self.sockets.insert(address.into())
     }
 
@@ -83,9 +108,25 @@ impl Wanted {
         self.has_overflown
     }
 
+    /// The blocks that were read and have none of these flows are read again: there are further addresses.
+    pub(crate) fn forget_barren(&mut self) {
+        self.barren.clear();
+    }
+
+    /// Every record of this block was looked through, and none is of these flows.
+    pub(super) fn add_barren(&mut self, file: Timestamp, sequence: u32) {
+        if self.barren.len() < MAX_BARREN {
+            self.barren.insert((file, sequence));
+        }
+    }
+
+    pub(super) fn is_barren(&self, file: Timestamp, sequence: u32) -> bool {
+        self.barren.contains(&(file, sequence))
+    }
+
     fn has_asked(&self, address: TransportAddr) -> bool {
         self.ips.contains(&address.bits())
-            || self.sockets.contains(&address)
+            || (self.socket_ports.may_have(address.port()) && self.sockets.contains(&address))
             || self.ports.contains(&address.port())
     }
 
@@ -94,8 +135,15 @@ impl Wanted {
     }
 
     fn has(&self, tuple: &Tuple) -> bool {
-        let is_learned = |address| !self.learned.is_empty() && self.learned.contains(address);
+        let is_learned = |address: &TransportAddr| {
+            self.socket_ports.may_have(address.port()) && self.learned.contains(address)
+        };
         self.asks(tuple) || is_learned(&tuple.src) || is_learned(&tuple.dst)
+    }
+
+    /// Whether a record of an entry or a socket with these addresses can be of a wanted flow.
+    pub(super) fn may_take(&self, tuples: &[Option<Tuple>]) -> bool {
+        tuples.iter().flatten().any(|tuple| self.has(tuple))
     }
 
     /// Whether the sighting is of a wanted flow. Learns the flow's other addresses.
@@ -141,6 +189,7 @@ impl Wanted {
 
     fn learn(&mut self, address: TransportAddr) {
         if self.learned.len() < MAX_LEARNED {
+            self.socket_ports.add(address.port());
             self.learned.insert(address);
         } else {
             self.has_overflown |= !self.learned.contains(&address);
@@ -178,7 +227,6 @@ mod tests {
     use crate::{
         net::{Netns, Protocol},
         sighting::{ConntrackFact, EntryNote, SocketEvent, SocketFact, Status, TcpState},
-        time::Timestamp,
     };
 
     fn tuple(src: &str, dst: &str) -> Tuple {

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, fs, path::Path, sync::Arc, time::Duration};
 
-use crate::session_support::settings;
+use crate::{decode::agrees_with_its_addresses, session_support::settings};
 use viptrace::{
     class::Class,
     cluster::{LOOK_BACK, Source},
@@ -42,7 +42,13 @@ fn sightings(kernel: &str) -> Vec<Sighting> {
     }
     let layout = Layout::from_parts(offsets, reasons.clone(), reasons);
     let mut decoder = Decoder::new(Arc::new(layout), CLOCK_OFFSET_NS);
-    records.iter().map(|record| decoder.decode(record).unwrap()).collect()
+    records
+        .iter()
+        .map(|record| {
+            agrees_with_its_addresses(&mut decoder, record);
+            decoder.decode(record).unwrap()
+        })
+        .collect()
 }
 
 fn unhex(hex: &str) -> Vec<u8> {

@@ -48,6 +48,8 @@ pub(in crate::recording) struct Planned {
     pub(in crate::recording) to: Timestamp,
     /// Its records are wanted.
     pub(in crate::recording) is_wanted: bool,
+    /// Its records were read before, and none was wanted.
+    pub(in crate::recording) is_barren: bool,
 }
 
 /// Reads the index. `wants` decides by a frame's addresses and its latest time whether its records are read.
@@ -162,6 +164,7 @@ fn planned(
                 records: *records,
                 to: *to,
                 is_wanted: *records > 0 && wants(addressed, *to),
+                is_barren: false,
             });
         }
         at = at.checked_add(u64::from(*bytes))?;

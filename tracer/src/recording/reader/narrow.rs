@@ -25,6 +25,8 @@ pub struct Reading {
     /// Blocks with records: those unpacked so far, and those of which only the other items were read.
     pub unpacked: u64,
     pub passed: u64,
+    /// Of the unpacked ones, those that an earlier reading for the same query unpacked, and that have nothing for it.
+    pub barren: u64,
     /// The file has an index that cannot be used: it is damaged, or it contradicts the file.
     pub is_index_unusable: bool,
 }
@@ -35,6 +37,7 @@ impl std::ops::AddAssign for Reading {
         self.total_bytes += other.total_bytes;
         self.unpacked += other.unpacked;
         self.passed += other.passed;
+        self.barren += other.barren;
         self.is_index_unusable |= other.is_index_unusable;
     }
 }
@@ -59,6 +62,15 @@ impl<R: Read + Seek> Reader<R> {
         let next = self.base + self.window.len() as u64;
         self.file.seek(SeekFrom::Start(next))?;
         Ok(())
+    }
+
+    /// After [`Self::narrow`]: leaves out the records of frames that an earlier reading found to have no wanted one, by
+    /// their sequence numbers.
+    pub(in crate::recording) fn leave_out(&mut self, is_barren: impl Fn(u32) -> bool) {
+        let frames = self.plan.iter_mut().flat_map(|(plan, _)| &mut plan.frames);
+        for frame in frames.filter(|frame| frame.is_wanted && is_barren(frame.sequence)) {
+            (frame.is_wanted, frame.is_barren) = (false, true);
+        }
     }
 
     /// Whether an index leads.
@@ -113,6 +125,7 @@ impl<R: Read + Seek> Reader<R> {
         }
         self.expected = planned.sequence.saturating_add(1);
         self.at = planned.bytes as usize;
+        block.planned = Some(planned.sequence);
         self.count_unpacked(block);
         Ok(true)
     }
@@ -134,7 +147,13 @@ impl<R: Read + Seek> Reader<R> {
         block.unread = Some(planned.to);
         self.expected = planned.sequence.saturating_add(1);
         self.at = self.window.len();
-        self.reading.passed += 1;
+        if planned.is_barren {
+            self.reading.unpacked += 1;
+            self.reading.barren += 1;
+            self.reading.bytes += u64::from(planned.bytes).saturating_sub(self.window.len() as u64);
+        } else {
+            self.reading.passed += 1;
+        }
         Ok(true)
     }
 }

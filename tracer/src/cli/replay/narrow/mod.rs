@@ -62,8 +62,10 @@ pub(super) fn part(timeline: &Timeline, selection: &Selection, span: Span) -> Re
             };
         }
         if !has_grown {
+            // With them go the blocks that have none of these flows.
             return Ok((Part::Flows(Box::new(grown)), None));
         }
+        grown.forget_barren();
         wanted = grown;
     }
     Ok(whole("verdicts on these flows rest on many others"))
@@ -119,7 +121,7 @@ fn try_out(tape: &Tape, wanted: &Wanted, span: Span) -> Result<(Wanted, BTreeSet
 
 /// How much was read, and which figures are only of this part.
 pub(super) fn note(reading: Reading) -> Option<String> {
-    let Reading { bytes, total_bytes, unpacked, passed, is_index_unusable } = reading;
+    let Reading { bytes, total_bytes, unpacked, passed, is_index_unusable, barren: _ } = reading;
     if is_index_unusable {
         return Some("the recording's index is damaged: what it covers was read without it".to_owned());
     }
