@@ -30,16 +30,18 @@ mod address;
 mod changes;
 mod endpoints;
 mod hints;
+mod memo;
 mod reason;
 mod saved;
 #[cfg(test)]
 mod tests;
 
 use changes::Changes;
+use memo::Memo;
 
 pub use address::{Address, Vip};
 pub(crate) use changes::Settled;
-pub(crate) use endpoints::EndpointState;
+pub(crate) use endpoints::{EndpointState, Standing};
 pub use endpoints::{Membership, Usable};
 pub(crate) use hints::{Hints, meant_for};
 pub(crate) use reason::NoEndpointsReason;
@@ -84,6 +86,7 @@ pub struct History {
     forgotten: u64,
     refused: u64,
     changes: Changes,
+    memo: Memo,
 }
 
 impl History {
@@ -122,7 +125,7 @@ impl History {
                 match kind {
                     Kind::Service | Kind::Node => self.changes.addresses(at),
                     Kind::Pod => self.changes.pods(at),
-                    Kind::EndpointSlice => self.slice_changes(&key),
+                    Kind::EndpointSlice => self.slice_changes(&key, at),
                 }
                 let forgotten = match kind {
                     Kind::Service => self.services.get_mut(&key).map(|line| line.push(at, None).1),
@@ -159,8 +162,8 @@ impl History {
                 let stored = store(&mut self.slices, &slice.key, created, from, &slice);
                 if stored.is_new() {
                     // A slice can move from one Service to another.
-                    self.changes.slices(before.and_then(|before| before.service.clone()).as_ref());
-                    self.changes.slices(slice.service.as_ref());
+                    self.changes.slices(before.and_then(|before| before.service.clone()).as_ref(), latest);
+                    self.changes.slices(slice.service.as_ref(), latest);
                     self.index_slice(&slice);
                 }
                 stored
@@ -226,7 +229,13 @@ impl History {
 
     /// Rebuilds the indexes: they contain an address as long as a version has it.
     fn reindex(&mut self) {
-        self.changes.everything();
+        let latest = [
+            self.services.values().filter_map(Timeline::latest).max(),
+            self.slices.values().filter_map(Timeline::latest).max(),
+            self.pods.values().filter_map(Timeline::latest).max(),
+            self.nodes.values().filter_map(Timeline::latest).max(),
+        ];
+        self.changes.everything(latest.into_iter().flatten().max());
         self.service_ips.clear();
         self.node_ports.clear();
         self.slices_of_service.clear();

@@ -32,7 +32,7 @@ pub use few::Few;
 pub(crate) use folder::FolderError;
 pub use history::{Address, History, Membership, Usable, Vip};
 pub(crate) use history::{
-    EndpointState, Hints, NoEndpointsReason, SavedFacts, SavedObject, Settled, meant_for,
+    EndpointState, Hints, NoEndpointsReason, SavedFacts, SavedObject, Settled, Standing, meant_for,
 };
 pub use model::{Key, Kind, Via};
 pub use status::{Origin, Status};

@@ -25,33 +25,47 @@ pub(super) struct Changes {
     /// Services, Nodes and the set of known kinds: each can change the meaning of any address.
     addresses: Settled,
     pods: Settled,
+    /// No version came into force later.
+    latest: Timestamp,
     /// The generation of the last change of a Service's slices.
     slices: HashMap<Key, u64>,
 }
 
 impl Changes {
     pub(super) fn addresses(&mut self, at: Timestamp) {
-        self.generation += 1;
+        self.changed(at);
         self.addresses = Settled { generation: self.generation, since: self.addresses.since.max(at) };
     }
 
     pub(super) fn pods(&mut self, at: Timestamp) {
-        self.generation += 1;
+        self.changed(at);
         self.pods = Settled { generation: self.generation, since: self.pods.since.max(at) };
     }
 
-    pub(super) fn slices(&mut self, service: Option<&Key>) {
-        self.generation += 1;
+    pub(super) fn slices(&mut self, service: Option<&Key>, at: Timestamp) {
+        self.changed(at);
         if let Some(service) = service {
             self.slices.insert(service.clone(), self.generation);
         }
     }
 
-    /// Old versions were removed, which can change every answer.
-    pub(super) fn everything(&mut self) {
+    /// Versions were removed or restored, which can change every answer. The latest of them came into force at `latest`.
+    pub(super) fn everything(&mut self, latest: Option<Timestamp>) {
         self.slices.clear();
         self.addresses(Timestamp::MIN);
         self.pods(Timestamp::MIN);
+        self.latest = self.latest.max(latest.unwrap_or_default());
+    }
+
+    /// From this moment on, every answer is constant until the generation rises.
+    pub(super) const fn latest(&self) -> Timestamp {
+        self.latest
+    }
+
+    /// A version came into force at this moment.
+    pub(super) fn changed(&mut self, at: Timestamp) {
+        self.generation += 1;
+        self.latest = self.latest.max(at);
     }
 }
 
@@ -75,9 +89,9 @@ impl History {
     }
 
     /// The slice is about to change, and with it the endpoints of its current Service.
-    pub(super) fn slice_changes(&mut self, slice: &Key) {
+    pub(super) fn slice_changes(&mut self, slice: &Key, at: Timestamp) {
         let service =
             self.slices.get(slice).and_then(Timeline::newest).and_then(|slice| slice.service.clone());
-        self.changes.slices(service.as_ref());
+        self.changes.slices(service.as_ref(), at);
     }
 }

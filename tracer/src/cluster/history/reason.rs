@@ -93,7 +93,12 @@ fn list(f: &mut fmt::Formatter<'_>, names: impl Iterator<Item = String>, more: u
 
 impl History {
     /// Why the VIP had no usable endpoint; `None` if it had one, or if that is unknown.
-    pub fn why_no_endpoints(&self, vip: &Vip<'_>, at: Timestamp) -> Option<NoEndpointsReason> {
+    pub fn why_no_endpoints(&self, vip: &Vip<'_>, at: Timestamp) -> Option<Arc<NoEndpointsReason>> {
+        let find = || self.find_why_no_endpoints(vip, at).map(Arc::new);
+        self.remembered(|known| &mut known.reasons, vip, (), None, at, find)
+    }
+
+    pub(super) fn find_why_no_endpoints(&self, vip: &Vip<'_>, at: Timestamp) -> Option<NoEndpointsReason> {
         let Vip { service, port, .. } = self.vip_at(vip, at)?;
         let reason = self.no_endpoints_reason(service, port, vip.family(), at);
         reason.filter(|reason| *reason != NoEndpointsReason::Unexplained)

@@ -34,69 +34,10 @@ pub enum SavedObject {
     Node(Line<Node>),
 }
 
-impl SavedObject {
-    /// Its versions, without deletions.
-    pub(crate) fn versions(self) -> Vec<Object> {
-        fn of<T>(line: Line<T>, object: fn(Arc<T>) -> Object) -> Vec<Object> {
-            line.versions.into_iter().filter_map(|(_, version)| version).map(object).collect()
-        }
-        match self {
-            Self::Service(line) => of(line, Object::Service),
-            Self::EndpointSlice(line) => of(line, Object::EndpointSlice),
-            Self::Pod(line) => of(line, Object::Pod),
-            Self::Node(line) => of(line, Object::Node),
-        }
-    }
-}
-
-/// The facts of a history besides its objects.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct SavedFacts {
-    /// In seconds.
-    pub look_back: u64,
-    /// In the order of [`Kind::ALL`]: whether all objects of the kind have been added.
-    pub known: [bool; Kind::ALL.len()],
-    /// See [`super::Counts`].
-    pub forgotten: u64,
-    pub refused: u64,
-}
-
-impl History {
-    /// Everything, for [`Self::restore_object`] and [`Self::restore_facts`]. Objects are shared, not copied.
-    pub fn save(&self) -> (SavedFacts, Vec<SavedObject>) {
-        let services = self.services.iter().map(|(key, line)| SavedObject::Service(save(key, line)));
-        let slices = self.slices.iter().map(|(key, line)| SavedObject::EndpointSlice(save(key, line)));
-        let pods = self.pods.iter().map(|(key, line)| SavedObject::Pod(save(key, line)));
-        let nodes = self.nodes.iter().map(|(key, line)| SavedObject::Node(save(key, line)));
-        let facts = SavedFacts {
-            look_back: self.look_back.as_secs(),
-            known: self.known,
-            forgotten: self.forgotten,
-            refused: self.refused,
-        };
-        (facts, services.chain(slices).chain(pods).chain(nodes).collect())
-    }
-
-    /// Restores an object and replaces an existing one with its key. It can be found by its address after
-    /// [`Self::restore_facts`].
-    pub fn restore_object(&mut self, object: SavedObject) {
-        let taken = match object {
-            SavedObject::Service(line) => restore(&mut self.services, line),
-            SavedObject::EndpointSlice(line) => restore(&mut self.slices, line),
-            SavedObject::Pod(line) => restore(&mut self.pods, line),
-            SavedObject::Node(line) => restore(&mut self.nodes, line),
-        };
-        self.refused += u64::from(!taken);
-    }
-
-    /// Restores the other facts and rebuilds the indexes. Call it after the objects.
-    pub fn restore_facts(&mut self, facts: SavedFacts) {
-        self.look_back = std::time::Duration::from_secs(facts.look_back);
-        self.known = facts.known;
-        self.forgotten = facts.forgotten;
-        self.refused = self.refused.max(facts.refused);
-        self.reindex();
+impl<T> Line<T> {
+    /// When its newest version came into force.
+    fn latest(&self) -> Timestamp {
+        self.versions.iter().map(|(from, _)| *from).max().unwrap_or_default()
     }
 }
 

@@ -464,6 +464,41 @@ proptest! {
     }
 
     #[test]
+    fn a_remembered_answer_is_that_of_the_history(
+        steps in prop::collection::vec((0..6_u8, 0..3_u8, any::<bool>()), 1..30),
+    ) {
+        let mut history = history(vec![web()]);
+        let endpoint = "10.1.0.1:8080".parse().unwrap();
+        for (second, (kind, which, ready)) in (2001_u64..).step_by(50).zip(steps) {
+            let (name, ip) = (format!("x{which}"), format!("10.1.0.{which}"));
+            let spec = json!({"clusterIP": "10.0.0.1", "selector": {"app": "web"},
+                "ports": [{"name": if ready { "http" } else { "web" }, "port": 80}]});
+            match kind {
+                0 => history.apply(at(second), Change::Put(slice(&name, "http", &[(&ip, ready, ready, !ready)]))),
+                1 => history.apply(at(second), Change::Put(pod(&name, &ip, ready))),
+                2 => history.apply(at(second), Change::Put(service("web", spec))),
+                3 => history.apply(at(second), Change::Delete(Kind::EndpointSlice, Key::new("a", &name))),
+                4 => history.apply(at(second), Change::Delete(Kind::Pod, Key::new("a", &name))),
+                _ => history.prune(at(second + 3000)),
+            }
+            for when in [second, second + 20, second - 1, second - 60, second, second + 30].map(at) {
+                let Address::Vip(vip) = history.address("10.0.0.1:80".parse().unwrap(), Protocol::TCP, when)
+                else {
+                    continue;
+                };
+                for node in [Some("n1"), None, Some("n1")] {
+                    prop_assert_eq!(history.usable(&vip, node, when), history.find_usable(&vip, node, when));
+                }
+                let why = history.find_why_no_endpoints(&vip, when);
+                let known = history.why_no_endpoints(&vip, when);
+                prop_assert_eq!(known.as_deref(), why.as_ref());
+                let standing = history.membership(&vip, endpoint, when).standing();
+                prop_assert_eq!(history.standing(&vip, endpoint, when), standing);
+            }
+        }
+    }
+
+    #[test]
     fn membership_follows_the_versions(
         ready in prop::collection::vec(prop::option::of(any::<bool>()), 1..20),
         when in 0_usize..40,

@@ -11,7 +11,7 @@ use std::{
 
 use super::{Context, Finding};
 use crate::{
-    cluster::{Address, EndpointState, Kind, Membership, Usable, Via, Vip},
+    cluster::{Address, EndpointState, Kind, Membership, Standing, Usable, Via, Vip},
     flow::{Decision, Dropped, Flow, Outcome, Stage, Trouble},
     net::Netns,
     node::{Presence, ProxyMode, Release, RuleEffect, interfaces::Dataplane},
@@ -365,6 +365,21 @@ pub(super) fn membership<'a>(
         }
     }
     (then, false)
+}
+
+/// As [`membership`], if only its standing matters.
+pub(super) fn standing(
+    ctx: &Context<'_>,
+    vip: &Vip<'_>,
+    endpoint: SocketAddr,
+    decided: Timestamp,
+) -> Standing {
+    let then = ctx.cluster.standing(vip, endpoint, decided);
+    if matches!(then, Standing::Serves | Standing::Unknown) {
+        return then;
+    }
+    let soon = ctx.cluster.standing(vip, endpoint, decided.saturating_add(ctx.grace));
+    if soon == Standing::Serves { soon } else { then }
 }
 
 impl Finding {

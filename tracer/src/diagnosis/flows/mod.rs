@@ -38,7 +38,7 @@ pub(crate) use self::record::service_ref;
 pub use self::translations::{OtherFlows, Translations};
 use crate::{
     class::{Class, Confidence},
-    cluster::{Address, History, Key, Membership, Via},
+    cluster::{Address, History, Key, Membership, Standing, Via},
     flow::{Flow, Outcome},
     net::Netns,
     node::Snapshot,
@@ -331,9 +331,10 @@ pub fn is_endpoint_wrong(flow: &Flow, ctx: &Context<'_>) -> bool {
     }
     let Address::Vip(vip) = case::address(flow, ctx) else { return false };
     let is_wrong = |Choice { decided, endpoint, .. }: Choice<'_>| {
-        endpoint.is_some_and(|endpoint| match case::membership(ctx, &vip, endpoint, decided).0 {
-            Membership::NeverSeen { .. } => true,
-            other => other.unusable_since().is_some_and(|since| since.saturating_add(ctx.grace) < decided),
+        endpoint.is_some_and(|endpoint| match case::standing(ctx, &vip, endpoint, decided) {
+            Standing::NeverSeen => true,
+            Standing::UnusableSince(since) => since.saturating_add(ctx.grace) < decided,
+            Standing::Serves | Standing::Unknown => false,
         })
     };
     is_wrong(choice) || Choice::others(flow, ctx, choice.endpoint).any(is_wrong)

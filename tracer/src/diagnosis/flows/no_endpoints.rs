@@ -59,7 +59,7 @@ fn finding(case: &Case<'_>, confidence: Confidence) -> Finding {
     let reason = case.ctx.cluster.why_no_endpoints(&case.vip, case.decided);
     let since = case.usable().map(|usable| usable.since);
     let nothing = format!("no usable endpoint for {} at that moment", case.name());
-    if let Some(NoEndpointsReason::ScaledToZero { last_endpoint }) = reason {
+    if let Some(NoEndpointsReason::ScaledToZero { last_endpoint }) = reason.as_deref() {
         return Finding::new(
             Class::N19,
             format!(
@@ -69,7 +69,7 @@ fn finding(case: &Case<'_>, confidence: Confidence) -> Finding {
         )
         .confidence(confidence.min(Confidence::Medium))
         .api(since, nothing)
-        .api(Some(last_endpoint), "the last endpoint left, and no Pod matches the selector any more")
+        .api(Some(*last_endpoint), "the last endpoint left, and no Pod matches the selector any more")
         .unobserved("whether that is intended: the replicas of its Deployment or StatefulSet decide")
         .related(&[Class::C20])
         .with_effect(case, RuleEffect::Refuses);
