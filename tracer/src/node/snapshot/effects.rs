@@ -2,8 +2,10 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
 };
+
+use foldhash::HashMap;
 
 use super::{Listing, ProxyMode, Snapshot};
 use crate::{
@@ -13,6 +15,9 @@ use crate::{
 
 /// The most addresses of the node that are tried for a node port.
 const MAX_ADDRESSES: usize = 64;
+
+/// The most connections whose effects are remembered; one more removes all others.
+const MAX_EFFECTS: usize = 4096;
 
 /// The effect of kube-proxy's rules on a new connection to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,10 +51,15 @@ pub struct VipRule {
     pub writer: Option<Writer>,
 }
 
-/// The rules of each writer by themselves, on a node that has rules of several. They are split at the first query, because
-/// each diagnosis of a failed flow needs them and a node has tens of thousands of rules.
+/// The address, the protocol and the source of a connection.
+type Connection = (SocketAddr, Protocol, IpAddr);
+
+/// The rules of each writer by themselves, on a node that has rules of several, and their effects on connections. They are
+/// split at the first query, because each diagnosis of a failed flow needs them and a node has tens of thousands of rules.
 #[derive(Debug, Default)]
 pub struct RulesByWriter {
+    /// The effects on connections that were asked for: flows of one client and Service share them.
+    effects: Mutex<HashMap<Connection, Arc<[WriterEffect]>>>,
     iptables_legacy: OnceLock<Ruleset>,
     iptables_nft: OnceLock<Ruleset>,
     iptables: OnceLock<Ruleset>,
@@ -57,7 +67,7 @@ pub struct RulesByWriter {
     ipvs: OnceLock<Ruleset>,
 }
 
-/// A clone splits its own rules: they may be replaced.
+/// A clone splits its own rules, and remembers nothing: they may be replaced.
 impl Clone for RulesByWriter {
     fn clone(&self) -> Self {
         Self::default()
@@ -130,7 +140,24 @@ impl Snapshot {
 
     /// The effect of each writer with rules of kube-proxy in this family, including leftovers of another mode or
     /// backend, on a connection from `source`. Empty if no rules were read.
-    pub fn effects(&self, addr: SocketAddr, protocol: Protocol, source: IpAddr) -> Vec<WriterEffect> {
+    pub fn effects(&self, addr: SocketAddr, protocol: Protocol, source: IpAddr) -> Arc<[WriterEffect]> {
+        let connection = (addr, protocol, source);
+        let known = || self.rules_by_writer.effects.lock().unwrap_or_else(PoisonError::into_inner);
+        let remembered = known().get(&connection).map(Arc::clone);
+        if let Some(effects) = remembered {
+            debug_assert_eq!(*effects, *self.find_effects(addr, protocol, source), "the rules have changed");
+            return effects;
+        }
+        let effects: Arc<[WriterEffect]> = self.find_effects(addr, protocol, source).into();
+        let mut known = known();
+        if known.len() >= MAX_EFFECTS {
+            known.clear();
+        }
+        known.insert(connection, Arc::clone(&effects));
+        effects
+    }
+
+    fn find_effects(&self, addr: SocketAddr, protocol: Protocol, source: IpAddr) -> Vec<WriterEffect> {
         let effect = |writer: Writer, rules: &Ruleset| {
             let found = from_source(rules, addr, protocol, source);
             WriterEffect {
