@@ -19,6 +19,7 @@ use crate::{
     cluster::{
         Few,
         model::{Change, EndpointSlice, Key, Kind, Node, Object, Pod, Probe, Service, Trimmed},
+        shared::Shared,
         timeline::{At, MAX_VERSIONS, Timeline, horizon},
     },
     net::Protocol,
@@ -87,6 +88,8 @@ pub struct History {
     refused: u64,
     changes: Changes,
     memo: Memo,
+    /// While objects are restored.
+    shared: Shared,
 }
 
 impl History {

@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 use super::{History, MAX_OBJECTS};
 use crate::{
     cluster::{
-        model::{EndpointSlice, Key, Kind, Node, Object, Pod, Service},
+        model::{EndpointSlice, Key, Kind, Node, Object, Pod, Service, Trimmed},
+        shared::Shared,
         timeline::Timeline,
     },
     time::Timestamp,
@@ -34,7 +35,125 @@ pub enum SavedObject {
     Node(Line<Node>),
 }
 
+impl SavedObject {
+    /// Its versions, without deletions.
+    pub(crate) fn versions(self) -> Vec<Object> {
+        fn of<T>(line: Line<T>, object: fn(Arc<T>) -> Object) -> Vec<Object> {
+            line.versions.into_iter().filter_map(|(_, version)| version).map(object).collect()
+        }
+        match self {
+            Self::Service(line) => of(line, Object::Service),
+            Self::EndpointSlice(line) => of(line, Object::EndpointSlice),
+            Self::Pod(line) => of(line, Object::Pod),
+            Self::Node(line) => of(line, Object::Node),
+        }
+    }
+}
+
+/// The facts of a history besides its objects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SavedFacts {
+    /// In seconds.
+    pub look_back: u64,
+    /// In the order of [`Kind::ALL`]: whether all objects of the kind have been added.
+    pub known: [bool; Kind::ALL.len()],
+    /// See [`super::Counts`].
+    pub forgotten: u64,
+    pub refused: u64,
+}
+
+impl History {
+    /// Everything, for [`Self::restore_object`] and [`Self::restore_facts`]. Objects are shared, not copied.
+    pub fn save(&self) -> (SavedFacts, Vec<SavedObject>) {
+        let services = self.services.iter().map(|(key, line)| SavedObject::Service(save(key, line)));
+        let slices = self.slices.iter().map(|(key, line)| SavedObject::EndpointSlice(save(key, line)));
+        let pods = self.pods.iter().map(|(key, line)| SavedObject::Pod(save(key, line)));
+        let nodes = self.nodes.iter().map(|(key, line)| SavedObject::Node(save(key, line)));
+        let facts = SavedFacts {
+            look_back: self.look_back.as_secs(),
+            known: self.known,
+            forgotten: self.forgotten,
+            refused: self.refused,
+        };
+        (facts, services.chain(slices).chain(pods).chain(nodes).collect())
+    }
+
+    /// Restores an object and replaces an existing one with its key. It can be found by its address after
+    /// [`Self::restore_facts`].
+    pub fn restore_object(&mut self, mut object: SavedObject) {
+        let latest = match &object {
+            SavedObject::Service(line) => line.latest(),
+            SavedObject::EndpointSlice(line) => line.latest(),
+            SavedObject::Pod(line) => line.latest(),
+            SavedObject::Node(line) => line.latest(),
+        };
+        self.changes.changed(latest);
+        object.share(&mut self.shared);
+        let taken = match object {
+            SavedObject::Service(line) => restore(&mut self.services, line),
+            SavedObject::EndpointSlice(line) => restore(&mut self.slices, line),
+            SavedObject::Pod(line) => restore(&mut self.pods, line),
+            SavedObject::Node(line) => restore(&mut self.nodes, line),
+        };
+        self.refused += u64::from(!taken);
+    }
+
+    /// Restores the other facts and rebuilds the indexes. Call it after the objects.
+    pub fn restore_facts(&mut self, facts: SavedFacts) {
+        self.look_back = std::time::Duration::from_secs(facts.look_back);
+        self.known = facts.known;
+        self.forgotten = facts.forgotten;
+        self.refused = self.refused.max(facts.refused);
+        self.shared = Shared::default();
+        self.reindex();
+    }
+}
+
+impl SavedObject {
+    /// Gives the objects one copy of what they have in common, as a watch does.
+    fn share(&mut self, shared: &mut Shared) {
+        match self {
+            Self::Service(line) => line.share(shared, Object::Service, |object| match object {
+                Object::Service(service) => Some((service.key.clone(), service)),
+                _ => None,
+            }),
+            Self::EndpointSlice(line) => line.share(shared, Object::EndpointSlice, |object| match object {
+                Object::EndpointSlice(slice) => Some((slice.key.clone(), slice)),
+                _ => None,
+            }),
+            Self::Pod(line) => line.share(shared, Object::Pod, |object| match object {
+                Object::Pod(pod) => Some((pod.key.clone(), pod)),
+                _ => None,
+            }),
+            Self::Node(line) => line.share(shared, Object::Node, |object| match object {
+                Object::Node(node) => Some((node.key.clone(), node)),
+                _ => None,
+            }),
+        }
+    }
+}
+
 impl<T> Line<T> {
+    fn share(
+        &mut self,
+        shared: &mut Shared,
+        wrap: impl Fn(Arc<T>) -> Object,
+        unwrap: impl Fn(Object) -> Option<(Key, Arc<T>)>,
+    ) {
+        for (_, version) in &mut self.versions {
+            let Some(value) = version.take() else { continue };
+            let mut trimmed = Trimmed { object: wrap(value), created: None, changed: None, version: None };
+            shared.share(&mut trimmed);
+            if let Some((key, value)) = unwrap(trimmed.object) {
+                if key == self.key {
+                    self.key = key;
+                }
+                *version = Some(value);
+            }
+        }
+    }
+
     /// When its newest version came into force.
     fn latest(&self) -> Timestamp {
         self.versions.iter().map(|(from, _)| *from).max().unwrap_or_default()

@@ -499,6 +499,23 @@ proptest! {
     }
 
     #[test]
+    fn keys_are_in_the_order_of_their_texts(
+        texts in prop::collection::vec(("[ab]{0,10}", "[ab\u{e9}]{0,10}"), 2..6),
+    ) {
+        let mut keys: Vec<Key> = texts.iter().map(|(namespace, name)| Key::new(namespace, name)).collect();
+        // As the objects of a cluster, which share their namespaces.
+        let shared: Vec<Key> = keys
+            .iter()
+            .map(|key| Key { namespace: Arc::clone(&keys[0].namespace), name: Arc::clone(&key.name) })
+            .collect();
+        keys.extend(shared);
+        for (one, other) in keys.iter().flat_map(|one| keys.iter().map(move |other| (one, other))) {
+            let texts = |key: &Key| (key.namespace.to_string(), key.name.to_string());
+            prop_assert_eq!(one.cmp(other), texts(one).cmp(&texts(other)));
+        }
+    }
+
+    #[test]
     fn membership_follows_the_versions(
         ready in prop::collection::vec(prop::option::of(any::<bool>()), 1..20),
         when in 0_usize..40,
