@@ -126,8 +126,32 @@ impl fmt::Debug for TransportAddr {
 }
 
 impl fmt::Display for TransportAddr {
+    /// As [`SocketAddr`]. Most evidence has addresses: one of IPv4 is written at once.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.socket(), f)
+        if !self.is_ipv4() || f.width().is_some() || f.precision().is_some() {
+            return fmt::Display::fmt(&self.socket(), f);
+        }
+        // From the end, which is that of the longest address.
+        let (mut text, mut at) = (*b"255.255.255.255:65535", 21);
+        let mut put = |mut number: u16, before: Option<u8>| {
+            loop {
+                at -= 1;
+                text[at] = b'0' + (number % 10) as u8;
+                number /= 10;
+                if number == 0 {
+                    break;
+                }
+            }
+            if let Some(before) = before {
+                at -= 1;
+                text[at] = before;
+            }
+        };
+        put(self.port, Some(b':'));
+        for (place, octet) in self.octets.iter().rev().take(4).enumerate() {
+            put((*octet).into(), (place < 3).then_some(b'.'));
+        }
+        f.write_str(std::str::from_utf8(&text[at..]).unwrap_or_default())
     }
 }
 
@@ -247,6 +271,23 @@ impl fmt::Display for Cidr {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_address_is_displayed_as_a_socket_address() {
+        for text in [
+            "0.0.0.0:0",
+            "255.255.255.255:65535",
+            "10.96.0.1:443",
+            "1.20.103.9:8",
+            "[fd00::a]:53",
+            "[::ffff:10.0.0.1]:80",
+        ] {
+            let socket: SocketAddr = text.parse().unwrap();
+            let address = TransportAddr::from(socket);
+            assert_eq!(address.to_string(), address.socket().to_string());
+            assert_eq!(format!("{address:>24}|{address:<3}"), format!("{0:>24}|{0:<3}", address.socket()));
+        }
+    }
 
     #[test]
     fn leading_zeros_are_decimal() {

@@ -59,6 +59,14 @@ pub fn sentence(parts: fmt::Arguments<'_>) -> String {
     out
 }
 
+/// As `format!`, for a [`sentence`].
+macro_rules! phrase {
+    ($($part:tt)*) => {
+        $crate::text::sentence(format_args!($($part)*))
+    };
+}
+pub(crate) use phrase;
+
 /// Makes a text of these bytes. Bytes that are not UTF-8 are replaced. Nearly every text is UTF-8 and is not copied.
 pub fn of_bytes(bytes: Vec<u8>) -> String {
     String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())

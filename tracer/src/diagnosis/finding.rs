@@ -76,6 +76,9 @@ pub(crate) struct Finding {
     values: Vec<(&'static str, Text)>,
 }
 
+/// The room for the values in one action, which most actions do not exceed.
+const VALUE_BYTES: usize = 48;
+
 /// Between the domain and the detail of a root cause.
 const SEPARATOR: &str = " — ";
 
@@ -308,9 +311,11 @@ impl Finding {
             action.fill(&mut text, value);
             text
         };
+        let room = |bytes: usize, action: &Action| bytes + action.text.len() + VALUE_BYTES;
+        let (now, later) = (self.chosen_now().fold(0, room), self.chosen_later().fold(0, room));
         Mitigation {
-            immediate: self.chosen_now().fold(String::new(), append).into(),
-            long_term: self.chosen_later().fold(String::new(), append).into(),
+            immediate: self.chosen_now().fold(String::with_capacity(now), append).into(),
+            long_term: self.chosen_later().fold(String::with_capacity(later), append).into(),
             safety: self.chosen_now().map(|action| action.safety).max().unwrap_or(Safety::ReadOnly),
         }
     }

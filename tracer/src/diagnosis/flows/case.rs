@@ -16,7 +16,7 @@ use crate::{
     net::Netns,
     node::{Presence, ProxyMode, Release, RuleEffect, interfaces::Dataplane},
     sighting::{Hook, Status},
-    text::count,
+    text::{count, phrase},
     time::Timestamp,
 };
 
@@ -398,7 +398,7 @@ impl Finding {
         let mut finding = self;
         for effect in effects.iter().filter(|effect| effect.rule == rule) {
             let chain = effect.chain.as_deref().unwrap_or("a rule");
-            let what = format!("{}: {chain} {verb} connections to {asked} ({})", effect.writer, case.name());
+            let what = phrase!("{}: {chain} {verb} connections to {asked} ({})", effect.writer, case.name());
             finding = finding.node(case.ctx.node.read_at(), what);
         }
         finding

@@ -6,6 +6,7 @@ use crate::{
     cluster::NoEndpointsReason,
     flow::{RefusalKind, Stage},
     node::RuleEffect,
+    text::phrase,
 };
 
 /// Mechanism: kube-proxy writes a rule that rejects (ICMP port unreachable) for a Service port without usable
@@ -58,11 +59,11 @@ pub(super) fn unanswered(case: &Case<'_>) -> Option<Finding> {
 fn finding(case: &Case<'_>, confidence: Confidence) -> Finding {
     let reason = case.ctx.cluster.why_no_endpoints(&case.vip, case.decided);
     let since = case.usable().map(|usable| usable.since);
-    let nothing = format!("no usable endpoint for {} at that moment", case.name());
+    let nothing = phrase!("no usable endpoint for {} at that moment", case.name());
     if let Some(NoEndpointsReason::ScaledToZero { last_endpoint }) = reason.as_deref() {
         return Finding::new(
             Class::N19,
-            format!(
+            phrase!(
                 "{} has no Pods: its workload was scaled to zero or deleted, and the rules refuse",
                 case.name()
             ),
@@ -75,8 +76,8 @@ fn finding(case: &Case<'_>, confidence: Confidence) -> Finding {
         .with_effect(case, RuleEffect::Refuses);
     }
     let detail = reason.as_ref().map_or_else(
-        || format!("{} has no usable endpoint", case.name()),
-        |reason| format!("{} has no usable endpoint: {reason}", case.name()),
+        || phrase!("{} has no usable endpoint", case.name()),
+        |reason| phrase!("{} has no usable endpoint: {reason}", case.name()),
     );
     let mut finding = Finding::new(Class::C20, detail).confidence(confidence).api(since, nothing);
     match reason {

@@ -1,7 +1,7 @@
 //! Notes beside a fault's own cause: names that do not resolve (C35), and a kube-proxy that is too old (C9).
 
 use super::{Case, Finding};
-use crate::{class::Class, node::Release};
+use crate::{class::Class, node::Release, text::phrase};
 
 /// The port of DNS.
 const DNS: u16 = 53;
@@ -24,7 +24,7 @@ pub(super) fn with_names(case: &Case<'_>, finding: Finding) -> Finding {
     if !(by_name || by_selector) {
         return finding;
     }
-    let what = format!("{} is the cluster's DNS Service: names do not resolve where it fails", service.key);
+    let what = phrase!("{} is the cluster's DNS Service: names do not resolve where it fails", service.key);
     finding.api(None, what).related(&[Class::C35])
 }
 
@@ -52,10 +52,10 @@ pub(super) fn with_skew(case: &Case<'_>, finding: Finding) -> Finding {
         return finding;
     };
     finding
-        .node(node.read_at(), format!("kube-proxy reports {text}"))
+        .node(node.read_at(), phrase!("kube-proxy reports {text}"))
         .api(
             None,
-            format!(
+            phrase!(
                 "a kubelet of {}.{} shows that the API server is at least {behind} minor versions newer, {} are allowed",
                 newest.0,
                 newest.1,

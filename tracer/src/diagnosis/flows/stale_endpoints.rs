@@ -6,7 +6,7 @@ use super::{
     Case, Finding, foreign_rules,
     iptables_sync::lag,
     rules_of_endpoint,
-    text::{self, length},
+    text::{self, length, phrase},
 };
 use crate::{
     class::{Class, Confidence, Severity, action},
@@ -43,7 +43,7 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
                 return None;
             }
             (
-                format!("{name} left the endpoints of {} {} before", case.name(), length(case.age(*at))),
+                phrase!("{name} left the endpoints of {} {} before", case.name(), length(case.age(*at))),
                 Some(*at),
                 true,
             )
@@ -51,7 +51,7 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
         Membership::Member { state, since } if !state.conditions.may_serve() => {
             let how_long = how_long(case, *since);
             (
-                format!("{name} of {} was neither ready nor serving {how_long}", case.name()),
+                phrase!("{name} of {} was neither ready nor serving {how_long}", case.name()),
                 Some(*since),
                 true,
             )
@@ -66,7 +66,7 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
             }
             let how_long = how_long(case, since);
             (
-                format!("{name} of {} was terminating, and others were ready, {how_long}", case.name()),
+                phrase!("{name} of {} was terminating, and others were ready, {how_long}", case.name()),
                 Some(since),
                 true,
             )
@@ -74,7 +74,7 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
         // The slices are known from their last change on: an endpoint that they do not list may have left then, or
         // before.
         Membership::NeverSeen { since } if *since > Timestamp::MIN => (
-            format!(
+            phrase!(
                 "no EndpointSlice of {} has listed {endpoint} for at least {}",
                 case.name(),
                 length(case.age(*since))
@@ -83,7 +83,7 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
             false,
         ),
         Membership::NeverSeen { .. } => (
-            format!("no EndpointSlice of {} lists {endpoint}, as far back as is known", case.name()),
+            phrase!("no EndpointSlice of {} lists {endpoint}, as far back as is known", case.name()),
             None,
             false,
         ),
@@ -98,14 +98,14 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
         // kube-proxy may still be writing the change. A connection that succeeded broke nothing.
         return case
             .failed()
-            .then(|| lag(case, &format!("NAT still chose an endpoint that had just gone: {what}")));
+            .then(|| lag(case, &phrase!("NAT still chose an endpoint that had just gone: {what}")));
     }
     let answered = case.was_answered();
     let then = case.instead.map(|endpoint| {
         let end = if case.failed() { "" } else { ", which answered" };
-        format!("; a repeated packet went to {endpoint}{end}")
+        phrase!("; a repeated packet went to {endpoint}{end}")
     });
-    let detail = format!("NAT chose a stale endpoint: {what}{}", then.unwrap_or_default());
+    let detail = phrase!("NAT chose a stale endpoint: {what}{}", then.unwrap_or_default());
     let mut finding = Finding::new(Class::C6, detail)
         .confidence(match (certain, confounder) {
             (true, _) => Confidence::High,
@@ -124,7 +124,7 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
         finding = finding
             .api(
                 None,
-                format!(
+                phrase!(
                     "{} has sessionAffinity ClientIP: clients pinned to this endpoint keep it",
                     case.name()
                 ),
@@ -136,14 +136,14 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
     }
     if answered {
         let by = case.ctx.cluster.pod_by_ip(endpoint.ip(), case.decided);
-        let who = by.map_or_else(|| "a host".to_owned(), |pod| format!("Pod {}", pod.key));
+        let who = by.map_or_else(|| "a host".to_owned(), |pod| phrase!("Pod {}", pod.key));
         finding = finding.against(
             EvidenceType::Kernel,
             case.flow.client.established,
-            format!("the connection was answered: {who} has the address {} now", endpoint.ip()),
+            phrase!("the connection was answered: {who} has the address {} now", endpoint.ip()),
         );
     } else if let Some((pod, until)) = case.ctx.cluster.last_pod_by_ip(endpoint.ip(), case.decided) {
-        finding = finding.api(Some(until), format!("Pod {} gave up the address {}", pod.key, endpoint.ip()));
+        finding = finding.api(Some(until), phrase!("Pod {} gave up the address {}", pod.key, endpoint.ip()));
     }
     if let Some(confounder) = confounder {
         finding = finding.against(EvidenceType::Api, None, confounder);
@@ -172,7 +172,7 @@ fn termination_grace(case: &Case<'_>, ip: IpAddr) -> Duration {
 
 fn how_long(case: &Case<'_>, since: Timestamp) -> String {
     if since > Timestamp::MIN {
-        format!("for {}", length(case.age(since)))
+        phrase!("for {}", length(case.age(since)))
     } else {
         "for an unknown time".to_owned()
     }
@@ -204,7 +204,7 @@ fn with_cause(case: &Case<'_>, since: Option<Timestamp>, mut finding: Finding) -
             Some((
                 Class::C2,
                 "kube-proxy has received no change since: it is cut off from the API server",
-                format!(
+                phrase!(
                     "kube-proxy queued its last update {} before that change, and none since",
                     ago.unwrap_or_default()
                 ),
@@ -213,13 +213,13 @@ fn with_cause(case: &Case<'_>, since: Option<Timestamp>, mut finding: Finding) -
         (Some(true), Some(true)) if is_later && waits => Some((
             Class::C4,
             "kube-proxy cannot write its rules",
-            format!("an update waits in kube-proxy; {}", text::count(report.failed_syncs, "rejected sync")),
+            phrase!("an update waits in kube-proxy; {}", text::count(report.failed_syncs, "rejected sync")),
         )),
         _ => None,
     };
     match behind {
         Some((class, what, evidence)) => {
-            finding.detail = format!("{}; {what} ({class})", finding.detail).into();
+            finding.detail = phrase!("{}; {what} ({class})", finding.detail).into();
             finding.node(read, evidence).related(&[class])
         }
         None => finding
@@ -263,14 +263,14 @@ pub(super) fn departing(case: &Case<'_>) -> Option<Finding> {
     }?;
     let verb = if case.outcome == Outcome::Refused { "refused" } else { "did not answer" };
     let when = if since <= ended {
-        format!("{} before", length(ended.since(since)))
+        phrase!("{} before", length(ended.since(since)))
     } else {
-        format!("{} later", length(since.since(ended)))
+        phrase!("{} later", length(since.since(ended)))
     };
     Some(
         Finding::new(
             Class::C5,
-            format!(
+            phrase!(
                 "{} of {} {verb} because it ends: it began to terminate, or left the endpoints, {when}",
                 case.endpoint_name(),
                 case.name()
@@ -278,7 +278,7 @@ pub(super) fn departing(case: &Case<'_>) -> Option<Finding> {
         )
         .confidence(Confidence::Medium)
         .severity(Severity::Low)
-        .api(Some(since), format!("{endpoint} terminates or left the endpoints of {}", case.name()))
+        .api(Some(since), phrase!("{endpoint} terminates or left the endpoints of {}", case.name()))
         .unobserved("whether its application failed before the termination: its log shows it (C28)")
         .related(&[Class::N8, Class::C28])
         .now(&[action::WAIT]),
@@ -329,9 +329,9 @@ pub(super) fn stale_entry(case: &Case<'_>) -> Option<Finding> {
     let orig = &case.flow.orig;
     let name = case.endpoint_name();
     let gone = if certain {
-        format!("{name} left the endpoints of {}", case.name())
+        phrase!("{name} left the endpoints of {}", case.name())
     } else {
-        format!(
+        phrase!(
             "no EndpointSlice of {} has listed {endpoint} for at least {}",
             case.name(),
             length(reread.time.since(removed))
@@ -339,7 +339,7 @@ pub(super) fn stale_entry(case: &Case<'_>) -> Option<Finding> {
     };
     let mut finding = Finding::new(
         Class::C8,
-        format!(
+        phrase!(
             "{} still sends to {name} by an old conntrack entry: a datagram went there {} after it had left",
             orig.src,
             length(last_packet.since(removed))
@@ -355,7 +355,7 @@ pub(super) fn stale_entry(case: &Case<'_>) -> Option<Finding> {
         finding = finding.unobserved("whether anything still answers: the entry saw an answer earlier");
         finding = match former {
             Some((pod, until)) => {
-                finding.api(Some(until), format!("Pod {} gave up the address {}", pod.key, endpoint.ip()))
+                finding.api(Some(until), phrase!("Pod {} gave up the address {}", pod.key, endpoint.ip()))
             }
             None => finding.confidence(Confidence::Medium),
         };
@@ -422,7 +422,7 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
     let after = ended.since(removed);
     let drained = case.outcome.is_success();
     let name = case.endpoint_name();
-    let left = format!("{name} left the usable endpoints of {}", case.name());
+    let left = phrase!("{name} left the usable endpoints of {}", case.name());
     if drained || after <= grace {
         let how = match case.outcome {
             Outcome::Established => "was still open",
@@ -434,7 +434,7 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
         let sure = !case.flow.partial && !hidden;
         let mut finding = Finding::new(
             Class::N9,
-            format!("the flow is older than its endpoint's removal and {how} {} after it", length(after)),
+            phrase!("the flow is older than its endpoint's removal and {how} {} after it", length(after)),
         )
         .confidence(if sure { Confidence::High } else { Confidence::Medium })
         .severity(if drained { Severity::None } else { Severity::Low })
@@ -451,7 +451,7 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
     }
     let mut finding = Finding::new(
         Class::C7,
-        format!("an established flow broke {} after its endpoint was removed", length(after)),
+        phrase!("an established flow broke {} after its endpoint was removed", length(after)),
     )
     .confidence(if case.flow.partial { Confidence::Medium } else { Confidence::High })
     .api(Some(removed), left);

@@ -5,7 +5,7 @@ use std::{
     net::SocketAddr,
 };
 
-use super::text::{counted, length, sentence, times};
+use super::text::{counted, length, phrase, sentence, times};
 use crate::{
     flow::{
         Decision, Dropped, End, Flow, IcmpError, IcmpMeaning, Ipvs, Occurrences, Refusal, RefusalKind,
@@ -82,23 +82,24 @@ impl Events<'_> {
             };
             self.say(
                 chosen.time,
-                format!(
+                phrase!(
                     "IPVS created an entry for {} with real server {} (ip_vs_conn_new){affinity}{tracked}",
-                    chosen.tuple.dst, chosen.destination
+                    chosen.tuple.dst,
+                    chosen.destination
                 ),
             );
         }
         if ipvs.unscheduled.is_seen() {
             self.say(
                 ipvs.unscheduled.first,
-                format!("IPVS chose no real server {} (ip_vs_schedule)", repeated(ipvs.unscheduled)),
+                phrase!("IPVS chose no real server {} (ip_vs_schedule)", repeated(ipvs.unscheduled)),
             );
         }
         if ipvs.expired.is_seen() {
             let what = if ipvs.reused { "SYN" } else { "packet" };
             self.say(
                 ipvs.expired.first,
-                format!(
+                phrase!(
                     "IPVS deleted its old entry and dropped the {what} that used it {} (ip_vs_conn_expire_now)",
                     repeated(ipvs.expired)
                 ),
@@ -119,7 +120,7 @@ impl Events<'_> {
         let repeats = end.syn_retransmits();
         if repeats.is_seen() {
             let what = if is_client { "SYN" } else { "SYN-ACK" };
-            self.say(repeats.first, format!("the {who} retransmitted its {what} {}", repeated(repeats)));
+            self.say(repeats.first, phrase!("the {who} retransmitted its {what} {}", repeated(repeats)));
         }
         let repeats = end.retransmits();
         if repeats.is_seen() {
@@ -132,17 +133,17 @@ impl Events<'_> {
                 ),
                 None => Ok(()),
             });
-            self.say(repeats.first, format!("the {who} retransmitted data {}{stuck}", repeated(repeats)));
+            self.say(repeats.first, phrase!("the {who} retransmitted data {}{stuck}", repeated(repeats)));
         }
         if let Some(reset) = end.reset_sent() {
             let reason = in_brackets(reset.reason.as_deref());
-            let what = format!("the {who}'s socket sent a RST in state {}{reason}", state(reset.state));
+            let what = phrase!("the {who}'s socket sent a RST in state {}{reason}", state(reset.state));
             self.say(reset.time, what);
         }
         if let Some(reset) = end.reset_received() {
             self.say(
                 reset.time,
-                format!("the {who}'s socket received a RST in state {}", state(reset.state)),
+                phrase!("the {who}'s socket received a RST in state {}", state(reset.state)),
             );
         }
         if let Some(closed) = end.closed {
@@ -154,7 +155,7 @@ impl Events<'_> {
         if trouble.table_full.is_seen() {
             self.say(
                 trouble.table_full.first,
-                format!("no conntrack entry could be created: dropped {}", repeated(trouble.table_full)),
+                phrase!("no conntrack entry could be created: dropped {}", repeated(trouble.table_full)),
             );
         }
         if trouble.clashes.is_seen() {
@@ -170,7 +171,7 @@ impl Events<'_> {
             let why = after(": ", invalid.why.as_deref());
             self.say(
                 invalid.occurrences.first,
-                format!(
+                phrase!(
                     "conntrack called {which} invalid {}{why}, in netns {}",
                     repeated(invalid.occurrences),
                     invalid.netns.0
@@ -185,7 +186,7 @@ impl Events<'_> {
             });
             self.say(
                 picked_up.time,
-                format!("its packets found no conntrack entry; a new one was created and {to}"),
+                phrase!("its packets found no conntrack entry; a new one was created and {to}"),
             );
         }
         if let Some(killed) = trouble.killed {
@@ -206,7 +207,7 @@ impl Events<'_> {
         let way = self.way(drop.stage, drop.endpoint);
         self.say(
             drop.occurrences.first,
-            format!(
+            phrase!(
                 "dropped {} {way}{entry}: {reason}{place}, in netns {}",
                 repeated(drop.occurrences),
                 drop.netns.0
@@ -216,7 +217,7 @@ impl Events<'_> {
 
     fn of_refusal(&mut self, refusal: &Refusal) {
         let what = match refusal.kind {
-            RefusalKind::NoDestination => format!(
+            RefusalKind::NoDestination => phrase!(
                 "IPVS found no real server {} and refused with ICMP port unreachable (ip_vs_leave), in netns {}",
                 repeated(refusal.occurrences),
                 refusal.netns.0
@@ -237,7 +238,7 @@ impl Events<'_> {
             Some(3) => " at LOCAL_OUT",
             _ => "",
         };
-        format!(
+        phrase!(
             "a rule refused it {} with {how}{hook}, {}, in netns {}",
             times(refusal.occurrences.count),
             self.way(refusal.stage, refusal.endpoint),
@@ -259,7 +260,7 @@ impl Events<'_> {
             let from = if reset.untranslated { " that came from the endpoint's own address" } else { "" };
             self.say(
                 reset.occurrences.first,
-                format!("{by} answered {what}{from} with a RST{reason}, in netns {}", reset.netns.0),
+                phrase!("{by} answered {what}{from} with a RST{reason}, in netns {}", reset.netns.0),
             );
         }
         for reset in &trouble.transit_resets {
@@ -267,7 +268,7 @@ impl Events<'_> {
             let what = if reset.to_syn { ", in answer to the SYN" } else { "" };
             self.say(
                 reset.occurrences.first,
-                format!(
+                phrase!(
                     "a RST from {by} side passed {}{what}, in netns {}",
                     repeated(reset.occurrences),
                     reset.netns.0
@@ -292,7 +293,7 @@ impl Events<'_> {
             Some(_) => f.write_str("a packet to the endpoint"),
             None => f.write_str("a packet to the Service address"),
         });
-        self.say(error.occurrences.first, format!("ICMP {kind}{from}, about {about}"));
+        self.say(error.occurrences.first, phrase!("ICMP {kind}{from}, about {about}"));
     }
 
     /// The end of the conntrack entry, and its last state.
@@ -304,7 +305,7 @@ impl Events<'_> {
                 (replied, Some(port)) => {
                     let how = if replied { "after" } else { "without" };
                     let what = "the conntrack entry ended";
-                    format!("{what} {how} a reply (nf_ct_delete), by netlink port {port}").into()
+                    phrase!("{what} {how} a reply (nf_ct_delete), by netlink port {port}").into()
                 }
             };
             self.say(deleted.time, what);
@@ -313,14 +314,14 @@ impl Events<'_> {
             let replied = if reread.status.has(Status::SEEN_REPLY) { "had seen" } else { "had not seen" };
             let offload =
                 if reread.status.has(Status::OFFLOAD) { ", and was offloaded to a flowtable" } else { "" };
-            self.say(reread.time, format!("the conntrack entry, read again, {replied} a reply{offload}"));
+            self.say(reread.time, phrase!("the conntrack entry, read again, {replied} a reply{offload}"));
         }
     }
 }
 
 fn decided(decision: &Decision) -> String {
     let ct = &decision.ct;
-    let (asked, endpoint) = (ct.orig.dst, ct.endpoint());
+    let (asked, endpoint) = (ct.orig.dst, ct.endpoint().map(|_| ct.reply.src));
     let what = fmt::from_fn(|f| match endpoint {
         Some(endpoint) if ct.by_ipvs() => write!(
             f,
@@ -349,7 +350,7 @@ fn decided(decision: &Decision) -> String {
 
 fn ending(who: &str, end: &SocketEnd, from: TcpState) -> String {
     if from == TcpState::SynSent {
-        return format!("the {who}'s connect failed");
+        return phrase!("the {who}'s connect failed");
     }
     sentence(format_args!(
         "the {who}'s socket ended from {}: {} sent and acknowledged, {} received",
@@ -388,7 +389,7 @@ fn icmp(code: Option<u8>, ipv4: bool) -> Text {
         None => Text::Borrowed("unreachable"),
         Some(code) => match if ipv4 { icmp4(code) } else { icmp6(code) } {
             Some(name) => Text::Borrowed(name),
-            None => format!("unreachable, code {code}").into(),
+            None => phrase!("unreachable, code {code}").into(),
         },
     }
 }
@@ -427,6 +428,6 @@ fn state(state: TcpState) -> Text {
         TcpState::LastAck => "LAST_ACK",
         TcpState::Listen => "LISTEN",
         TcpState::Closing => "CLOSING",
-        TcpState::Other(number) => return format!("state {number}").into(),
+        TcpState::Other(number) => return phrase!("state {number}").into(),
     })
 }
