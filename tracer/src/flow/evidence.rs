@@ -9,6 +9,8 @@ use std::{
     time::Duration,
 };
 
+use smallvec::SmallVec;
+
 use super::Outcome;
 use crate::{
     net::{Netns, Protocol, Tuple},
@@ -51,8 +53,8 @@ pub struct Flow {
     pub confirm_task: Option<Task>,
     /// The NAT decisions in each namespace and zone that was observed, in order; at most ten. A packet that opens a
     /// connection and is repeated before its entry is confirmed is translated again, perhaps to another endpoint: that
-    /// is another decision.
-    pub decisions: Vec<Decision>,
+    /// is another decision. Nearly every flow has only one.
+    pub decisions: SmallVec<[Decision; 1]>,
     /// IPVS's own events. There are rarely any, because the entry's reply tuple shows the endpoint.
     pub ipvs: Option<Box<Ipvs>>,
     /// The socket that connects.
@@ -474,7 +476,7 @@ impl Flow {
             netns,
             orig,
             confirm_task: None,
-            decisions: Vec::new(),
+            decisions: SmallVec::new(),
             ipvs: None,
             client: SocketEnd::default(),
             server: SocketEnd::default(),

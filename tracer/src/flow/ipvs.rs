@@ -56,20 +56,18 @@ impl FlowTable {
     }
 
     /// A socket connects from the addresses of a flow whose entry was taken for a pickup: the entry belongs to a new
-    /// connection, and the end of the previous one was not observed.
-    pub(super) fn split_picked_up(&mut self, fact: &SocketFact, place: Place) {
+    /// connection, and the end of the previous one was not observed. Returns whether that is so, for the flow at `index`.
+    pub(super) fn split_picked_up(&mut self, index: u32, fact: &SocketFact, place: Place) -> bool {
         let connects = matches!(
             fact.event,
             SocketEvent::State { old: TcpState::SynSent, .. }
                 | SocketEvent::Retransmit { state: TcpState::SynSent, .. }
         );
-        let index =
-            if connects { self.index.get(&Key::new(&fact.tuple, place.netns)).copied() } else { None };
-        let Some(flow) = index.and_then(|index| self.slots.get_mut(index)) else { return };
+        let Some(flow) = self.slots.get_mut(index).filter(|_| connects) else { return false };
         let picked_up = flow.trouble.as_ref().and_then(|trouble| trouble.picked_up);
         let Some(picked_up) = picked_up.filter(|known| flow.orig == fact.tuple && known.time <= place.time)
         else {
-            return;
+            return false;
         };
         if let Some(trouble) = &mut flow.trouble {
             trouble.picked_up = None;
@@ -81,6 +79,7 @@ impl FlowTable {
             flow.fold_decision(picked_up.ct, place);
         }
         self.link(index, &picked_up.ct, place);
+        true
     }
 
     /// The flow for which IPVS creates an entry: on a SYN (or any datagram), before its conntrack entry is confirmed.

@@ -112,6 +112,11 @@ impl Losses {
         }
     }
 
+    /// Whether no event is missing for any flow.
+    pub(super) fn is_empty(&self) -> bool {
+        self.of_all.is_empty() && self.of_hosts.is_empty()
+    }
+
     /// The number of events between two times that are missing for a flow between these addresses: of all flows, and of
     /// its own.
     pub(super) fn of(

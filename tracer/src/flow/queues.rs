@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::{Flow, FlowTable, Outcome, key::Key, slots::Queue};
+use super::{Counters, Flow, FlowTable, Limits, Outcome, key::Key, losses::Losses, slots::Queue};
 use crate::{sighting::Status, time::Timestamp};
 
 /// The most flows that wait to be drained; further flows stay in their queues until then.
@@ -107,22 +107,19 @@ impl FlowTable {
 
     /// Hands the flow out and keeps it for late evidence.
     pub(super) fn settle(&mut self, index: u32, time: Timestamp) {
-        let Some(mut flow) = self.slots.get(index).cloned() else { return };
+        let Self { slots, losses, counters, limits, .. } = self;
+        let Some(flow) = slots.get_mut(index) else { return };
         let outcome = flow.outcome();
-        let (queue, wait) = if flow.ended.is_some() && flow.expects_no_more(outcome) {
+        let only_lingers = flow.ended.is_some() && flow.expects_no_more(outcome);
+        flow.hand_out(outcome, time, limits, losses, counters);
+        self.settled.push_back(flow.clone());
+        let (queue, wait) = if only_lingers {
             (Queue::Lingering, self.limits.linger)
         } else if outcome == Outcome::Established {
             self.open_queue(index)
         } else {
             (Queue::Waiting, self.limits.unanswered)
         };
-        self.hand_out(&mut flow, outcome, time);
-        if let Some(kept) = self.slots.get_mut(index) {
-            (kept.handed, kept.handed_decisions) = (flow.handed, flow.handed_decisions);
-            kept.revision = flow.revision;
-            kept.settled = flow.settled;
-        }
-        self.settled.push_back(flow);
         self.slots.enqueue(index, queue, self.clock.saturating_add(wait));
     }
 
@@ -130,28 +127,8 @@ impl FlowTable {
     pub(super) fn release(&mut self, index: u32, time: Timestamp) {
         let Some(mut flow) = self.take(index) else { return };
         let outcome = flow.outcome();
-        self.hand_out(&mut flow, outcome, time);
+        flow.hand_out(outcome, time, &self.limits, &self.losses, &mut self.counters);
         self.settled.push_back(flow);
-    }
-
-    pub(super) fn hand_out(&mut self, flow: &mut Flow, outcome: Outcome, time: Timestamp) {
-        if flow.handed.is_none() {
-            self.counters.settled += 1;
-        }
-        (flow.handed, flow.handed_decisions) = (Some(outcome), flow.decisions.len());
-        flow.revision = flow.revision.saturating_add(1);
-        flow.settled = Some(time.max(flow.last_seen));
-        // Events of its last moment may follow its end.
-        let ended = flow.ended.map_or(time, |ended| ended.saturating_add(self.limits.settle));
-        let until = ended.min(time).max(flow.last_seen);
-        // Without its first decision it may have begun, and lost that event, before.
-        let unseen = if flow.is_seen_from_start() { Duration::ZERO } else { self.limits.answer };
-        let since = flow.first_seen.saturating_sub(unseen);
-        let endpoint = flow.endpoint(None).map(|endpoint| endpoint.ip());
-        let ends = [flow.orig.src.ip(), flow.orig.dst.ip()].into_iter().chain(endpoint);
-        let (lost, suppressed) = self.losses.of(ends, flow.netns, since, until);
-        flow.lost = lost.saturating_add(suppressed);
-        flow.suppressed = suppressed;
     }
 }
 
@@ -175,6 +152,38 @@ const fn may_be_held_back(outcome: Outcome) -> bool {
 }
 
 impl Flow {
+    /// Notes that it is handed out with this outcome, and the events that are missing for it.
+    pub(super) fn hand_out(
+        &mut self,
+        outcome: Outcome,
+        time: Timestamp,
+        limits: &Limits,
+        losses: &Losses,
+        counters: &mut Counters,
+    ) {
+        if self.handed.is_none() {
+            counters.settled += 1;
+        }
+        (self.handed, self.handed_decisions) = (Some(outcome), self.decisions.len());
+        self.revision = self.revision.saturating_add(1);
+        self.settled = Some(time.max(self.last_seen));
+        if losses.is_empty() {
+            (self.lost, self.suppressed) = (0, 0);
+            return;
+        }
+        // Events of its last moment may follow its end.
+        let ended = self.ended.map_or(time, |ended| ended.saturating_add(limits.settle));
+        let until = ended.min(time).max(self.last_seen);
+        // Without its first decision it may have begun, and lost that event, before.
+        let unseen = if self.is_seen_from_start() { Duration::ZERO } else { limits.answer };
+        let since = self.first_seen.saturating_sub(unseen);
+        let endpoint = self.endpoint(None).map(|endpoint| endpoint.ip());
+        let ends = [self.orig.src.ip(), self.orig.dst.ip()].into_iter().chain(endpoint);
+        let (lost, suppressed) = losses.of(ends, self.netns, since, until);
+        self.lost = lost.saturating_add(suppressed);
+        self.suppressed = suppressed;
+    }
+
     /// Whether no later packet can change this outcome: its client is not seen to try again, and none waits for its next
     /// hop's address.
     fn expects_no_more(&self, outcome: Outcome) -> bool {

@@ -32,13 +32,18 @@ impl Reorder {
     #[inline]
     pub(super) fn push(&mut self, sighting: Sighting) {
         self.newest = self.newest.max(sighting.time);
-        match self.held.back() {
-            Some(last) if last.time > sighting.time => {
-                let at = self.held.partition_point(|held| held.time <= sighting.time);
-                self.held.insert(at, sighting);
-            }
-            _ => self.held.push_back(sighting),
+        if self.held.back().is_some_and(|last| last.time > sighting.time) {
+            self.insert(sighting);
+        } else {
+            self.held.push_back(sighting);
         }
+    }
+
+    /// Takes a sighting that another CPU's overtook.
+    #[inline(never)]
+    fn insert(&mut self, sighting: Sighting) {
+        let at = self.held.partition_point(|held| held.time <= sighting.time);
+        self.held.insert(at, sighting);
     }
 
     /// As [`Self::push`] for a sighting that is left out.

@@ -54,7 +54,11 @@ struct Ends {
     head: u32,
     tail: u32,
     len: u32,
+    /// That of the head, which is asked for more often than the head itself.
+    deadline: Timestamp,
 }
+
+const EMPTY: Ends = Ends { head: NONE, tail: NONE, len: 0, deadline: Timestamp::MAX };
 
 #[derive(Debug)]
 pub(super) struct Slots {
@@ -67,12 +71,7 @@ pub(super) struct Slots {
 
 impl Slots {
     pub(super) fn new() -> Self {
-        Self {
-            all: Vec::new(),
-            free: Vec::new(),
-            queues: [Ends { head: NONE, tail: NONE, len: 0 }; QUEUES.len()],
-            earliest: Timestamp::MAX,
-        }
+        Self { all: Vec::new(), free: Vec::new(), queues: [EMPTY; QUEUES.len()], earliest: Timestamp::MAX }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -141,8 +140,8 @@ impl Slots {
     }
 
     pub(super) fn head(&self, queue: Queue) -> Option<(u32, Timestamp)> {
-        let head = self.queues[queue as usize].head;
-        self.all.get(head as usize).map(|slot| (head, slot.deadline))
+        let Ends { head, deadline, .. } = self.queues[queue as usize];
+        (head != NONE).then_some((head, deadline))
     }
 
     /// Whether a deadline may have passed: cheap, because it is asked for every sighting.
@@ -152,7 +151,7 @@ impl Slots {
 
     /// Finds the earliest deadline. Deadlines that were moved or removed leave an older one behind.
     pub(super) fn find_earliest(&mut self) {
-        let deadlines = QUEUES.iter().filter_map(|queue| self.head(*queue).map(|(_, deadline)| deadline));
+        let deadlines = self.queues.iter().map(|ends| ends.deadline);
         self.earliest = deadlines.min().unwrap_or(Timestamp::MAX);
     }
 
@@ -162,18 +161,17 @@ impl Slots {
     }
 
     fn link(&mut self, index: u32) {
-        self.earliest = self.earliest.min(self.all[index as usize].deadline);
-        let queue = self.all[index as usize].queue as usize;
-        let tail = self.queues[queue].tail;
-        self.all[index as usize].previous = tail;
-        self.all[index as usize].next = NONE;
+        let slot = &mut self.all[index as usize];
+        self.earliest = self.earliest.min(slot.deadline);
+        let ends = &mut self.queues[slot.queue as usize];
+        let tail = std::mem::replace(&mut ends.tail, index);
+        ends.len += 1;
+        (slot.previous, slot.next) = (tail, NONE);
         if tail == NONE {
-            self.queues[queue].head = index;
+            (ends.head, ends.deadline) = (index, slot.deadline);
         } else {
             self.all[tail as usize].next = index;
         }
-        self.queues[queue].tail = index;
-        self.queues[queue].len += 1;
     }
 
     fn unlink(&mut self, index: u32) {
@@ -181,19 +179,21 @@ impl Slots {
         let ends = &mut self.queues[queue as usize];
         ends.len -= 1;
         if previous == NONE {
-            ends.head = next;
-        }
-        if next == NONE {
-            ends.tail = previous;
-        }
-        if previous != NONE {
+            (ends.head, ends.deadline) = (next, Timestamp::MAX);
+        } else {
             self.all[previous as usize].next = next;
         }
-        if next != NONE {
+        let ends = &mut self.queues[queue as usize];
+        if next == NONE {
+            ends.tail = previous;
+        } else {
             let follower = &mut self.all[next as usize];
             follower.previous = previous;
             // Perhaps the new head, and with an earlier deadline: a late decision waits longer than those behind it.
-            self.earliest = self.earliest.min(follower.deadline);
+            if previous == NONE {
+                ends.deadline = follower.deadline;
+                self.earliest = self.earliest.min(follower.deadline);
+            }
         }
     }
 }

@@ -136,9 +136,14 @@ impl FlowTable {
         !self.settled.is_empty()
     }
 
-    /// The first of them, as [`Self::drain_settled`] would return it.
-    pub fn next_settled(&mut self) -> Option<Flow> {
-        self.settled.pop_front()
+    /// All of them, the first one in front. [`Self::return_settled`] takes the rest back.
+    pub fn take_settled(&mut self) -> VecDeque<Flow> {
+        std::mem::take(&mut self.settled)
+    }
+
+    /// Takes back flows of [`Self::take_settled`], before any other call.
+    pub fn return_settled(&mut self, flows: VecDeque<Flow>) {
+        self.settled = flows;
     }
 
     /// Ends the trace: hands out all open flows as they are, in the order in which they began.
@@ -159,7 +164,7 @@ impl FlowTable {
         }
         rest.sort_unstable_by_key(|(flow, _)| flow.id);
         for (mut flow, outcome) in rest {
-            self.hand_out(&mut flow, outcome, now);
+            flow.hand_out(outcome, now, &self.limits, &self.losses, &mut self.counters);
             self.settled.push_back(flow);
         }
         self.index.clear();
@@ -286,8 +291,11 @@ impl FlowTable {
         if !is_tracked(fact.tuple.protocol) {
             return None;
         }
-        self.split_picked_up(fact, place);
-        let known = self.index.get(&Key::new(&fact.tuple, place.netns)).copied();
+        let key = Key::new(&fact.tuple, place.netns);
+        let mut known = self.index.get(&key).copied();
+        if known.is_some_and(|index| self.split_picked_up(index, fact, place)) {
+            known = self.index.get(&key).copied();
+        }
         let reused = known.and_then(|index| self.slots.get(index)).is_some_and(|flow| {
             let end = match flow.end_of(&fact.tuple) {
                 Some(End::Client) => &flow.client,

@@ -529,22 +529,30 @@ impl Pipeline {
         let mut judged = Vec::new();
         self.judge_ready(now, &mut judged);
         let mut taken = 0;
+        let mut settled = self.flows.take_settled();
+        // Folded ones are dropped in their place: a flow is large.
+        let mut folded = 0;
         while judged.len() < MAX_VERDICTS
             && taken < MAX_TAKEN
-            && let Some(flow) = self.flows.next_settled()
+            && let Some(flow) = settled.get(folded)
         {
             taken += 1;
             if let Some(crossings) = &mut self.crossings
                 && flow.revision <= 1
             {
-                crossings.extend(Crossing::of(&flow));
+                crossings.extend(Crossing::of(flow));
             }
-            if self.fold(&flow) {
+            if self.fold(flow) {
+                folded += 1;
                 continue;
             }
+            settled.drain(..std::mem::take(&mut folded));
+            let Some(flow) = settled.pop_front() else { break };
             self.note(&flow, now);
             self.judge_or_wait(flow, now, true, &mut judged);
         }
+        settled.drain(..folded);
+        self.flows.return_settled(settled);
         let until = if self.is_finished { Timestamp::MAX } else { now };
         while judged.len() < MAX_VERDICTS
             && taken < MAX_TAKEN
