@@ -9,6 +9,8 @@
 //! one connection of a hundred fails, in the broken one 90 do. Each has two lengths, and the broken one a third row with a
 //! smaller table of flows: its memory is that of the table.
 //!
+//! `--make FILE EVENTS [FAILING]` makes a recording, and `--play FILE` replays it: for a profile.
+//!
 //! `--query` compares queries by the index with a replay of everything, each as the program runs it: see `query`.
 
 #![expect(clippy::panic, clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark")]
@@ -49,6 +51,9 @@ fn main() {
         ["--count", path] => count(Path::new(path)),
         ["--make", path, events] => {
             make(Path::new(path), events.parse().unwrap(), FAILING[0].1, Limits::default().max_flows);
+        }
+        ["--make", path, events, failing] => {
+            make(Path::new(path), events.parse().unwrap(), failing.parse().unwrap());
         }
         _ => {
             let events = arguments.iter().find_map(|argument| argument.strip_prefix("--events="));
