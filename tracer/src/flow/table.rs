@@ -141,8 +141,9 @@ impl FlowTable {
         std::mem::take(&mut self.settled)
     }
 
-    /// Takes back flows of [`Self::take_settled`], before any other call.
-    pub fn return_settled(&mut self, flows: VecDeque<Flow>) {
+    /// Takes back flows of [`Self::take_settled`], in front of those that have settled since.
+    pub fn return_settled(&mut self, mut flows: VecDeque<Flow>) {
+        flows.append(&mut self.settled);
         self.settled = flows;
     }
 
