@@ -11,6 +11,7 @@ use serde_json::Value;
 use viptrace_class::{Class, Kind};
 
 use crate::{
+    console,
     score::{Scores, Verb},
     traffic::{Attempt, Transport},
 };
@@ -149,8 +150,23 @@ const MANY: usize = 100;
 /// The number of disagreements that are printed in full.
 const MAX_SHOWN: usize = 12;
 
-/// All differences between the traffic and the records, as one text; empty if there are none.
-pub fn disagreements(expected: &[Expected], records: &[Record]) -> String {
+/// How many flows may lack an event that the kernel skipped: not more than the trace's summary admits, and at most one of a
+/// thousand. An emulated CPU that loses its host for a while makes a tracing program last as long.
+pub fn may_be_incomplete(expected: &[Expected], summary: &str) -> usize {
+    events_left_out(summary).min(expected.len() / 1000)
+}
+
+/// The maximum number of events for which the kernel skipped the programs, as the trace's summary states it.
+pub fn events_left_out(summary: &str) -> usize {
+    let counts = summary.split("up to ").skip(1).filter_map(|rest| rest.split_once(' '));
+    let missed =
+        counts.filter(|(_, rest)| rest.starts_with("event") && rest.contains("missed because its programs"));
+    missed.filter_map(|(count, _)| count.parse::<usize>().ok()).sum()
+}
+
+/// All differences between the traffic and the records, as one text; empty if there are none beyond those of `incomplete`
+/// flows.
+pub fn disagreements(expected: &[Expected], records: &[Record], incomplete: usize) -> String {
     let mut by_key: HashMap<Key, Vec<&Record>> = HashMap::new();
     let mut found = Vec::new();
     for record in records {
@@ -169,8 +185,10 @@ pub fn disagreements(expected: &[Expected], records: &[Record]) -> String {
             None => wanted.push((want.key(), vec![want])),
         }
     }
+    let mut differing = Vec::new();
     for (key, wants) in wanted {
         let Some(&want) = wants.first() else { continue };
+        let mut found = Vec::new();
         match by_key.remove(&key).as_deref() {
             // One connection that is two consecutive flows for conntrack.
             Some(records) if wants.len() > 1 && records.len() == wants.len() => {
@@ -187,6 +205,16 @@ pub fn disagreements(expected: &[Expected], records: &[Record]) -> String {
                     records.join("; ")
                 ));
             }
+        }
+        if !found.is_empty() {
+            differing.push(found);
+        }
+    }
+    if differing.len() > incomplete {
+        found.extend(differing.into_iter().flatten());
+    } else {
+        for difference in differing.into_iter().flatten() {
+            console::print(format!("an event was skipped: {difference}"));
         }
     }
     for record in by_key.into_values().flatten().filter(|record| record.reports_failure()) {
@@ -309,24 +337,24 @@ mod tests {
 
     #[test]
     fn equal_flows_and_records_agree() {
-        assert_eq!(disagreements(&[expected()], &[record("ok", "10.244.1.11:8080")]), "");
+        assert_eq!(disagreements(&[expected()], &[record("ok", "10.244.1.11:8080")], 0), "");
     }
 
     #[test]
     fn a_wrong_class_and_a_wrong_endpoint_are_reported() {
-        let text = disagreements(&[expected()], &[record("C28", "10.244.1.12:8080")]);
+        let text = disagreements(&[expected()], &[record("C28", "10.244.1.12:8080")], 0);
         assert!(text.contains("/class is \"C28\", expected \"ok\""), "{text}");
         assert!(text.contains("/flow/endpoint is \"10.244.1.12:8080\""), "{text}");
     }
 
     #[test]
     fn a_missing_a_duplicate_and_an_unexpected_record_are_reported() {
-        assert!(disagreements(&[expected()], &[]).starts_with("no record for TCP"));
+        assert!(disagreements(&[expected()], &[], 0).starts_with("no record for TCP"));
         let twice = [record("ok", "10.244.1.11:8080"), record("ok", "10.244.1.11:8080")];
-        assert!(disagreements(&[expected()], &twice).starts_with("2 records instead of one"));
-        let uncaused = disagreements(&[], &[record("C6", "10.244.1.11:8080")]);
+        assert!(disagreements(&[expected()], &twice, 0).starts_with("2 records instead of one"));
+        let uncaused = disagreements(&[], &[record("C6", "10.244.1.11:8080")], 0);
         assert!(uncaused.starts_with("a fault without a cause"), "{uncaused}");
-        assert_eq!(disagreements(&[], &[record("ok", "10.244.1.11:8080")]), "");
+        assert_eq!(disagreements(&[], &[record("ok", "10.244.1.11:8080")], 0), "");
     }
 
     #[test]
@@ -347,9 +375,27 @@ mod tests {
     }
 
     #[test]
+    fn the_missed_events_of_the_summary_are_counted() {
+        let missed =
+            |events| format!("x: up to {events} missed because its programs were already running (y)\n");
+        let summary = missed("2 events") + &missed("1 event") + "up to 5 s\n";
+        assert_eq!((events_left_out(&summary), events_left_out("nothing")), (3, 0));
+        let flows = vec![expected(); 2_999];
+        assert_eq!(may_be_incomplete(&flows, &summary), 2);
+        assert_eq!(may_be_incomplete(&flows[..999], &summary), 0);
+        assert_eq!(may_be_incomplete(&flows, "nothing"), 0);
+    }
+
+    #[test]
+    fn a_flow_may_lack_a_skipped_event_and_no_fault_lacks_a_cause() {
+        assert_eq!(disagreements(&[expected()], &[], 1), "");
+        assert!(disagreements(&[], &[record("C6", "10.244.1.11:8080")], 1).contains("without a cause"));
+    }
+
+    #[test]
     fn lost_events_are_a_disagreement() {
         let mut lossy = record("ok", "10.244.1.11:8080");
         lossy.0["lost_events"] = json!(3);
-        assert!(disagreements(&[expected()], &[lossy]).contains("lost events (3)"));
+        assert!(disagreements(&[expected()], &[lossy], 0).contains("lost events (3)"));
     }
 }

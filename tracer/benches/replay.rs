@@ -53,7 +53,12 @@ fn main() {
             make(Path::new(path), events.parse().unwrap(), FAILING[0].1, Limits::default().max_flows);
         }
         ["--make", path, events, failing] => {
-            make(Path::new(path), events.parse().unwrap(), failing.parse().unwrap());
+            make(
+                Path::new(path),
+                events.parse().unwrap(),
+                failing.parse().unwrap(),
+                Limits::default().max_flows,
+            );
         }
         _ => {
             let events = arguments.iter().find_map(|argument| argument.strip_prefix("--events="));

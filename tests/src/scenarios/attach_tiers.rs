@@ -14,7 +14,7 @@ use viptrace_class::Class;
 
 use super::{check_kernel::has_kprobe_multi, silent};
 use crate::{
-    expect::Record,
+    expect::{Record, events_left_out},
     invocation::Invocation,
     matrix::Skip,
     tool::{Options, Tool},
@@ -129,14 +129,6 @@ fn reached_by(tier: &str) -> Result<()> {
     };
     ensure!(drop.contains(way), "early_drop is not reached by {way}: {drop}");
     Ok(())
-}
-
-/// The maximum number of events for which the kernel skipped the programs, as the trace's summary states it.
-fn events_left_out(summary: &str) -> usize {
-    let counts = summary.split("up to ").skip(1).filter_map(|rest| rest.split_once(' '));
-    let missed =
-        counts.filter(|(_, rest)| rest.starts_with("event") && rest.contains("missed because its programs"));
-    missed.filter_map(|(count, _)| count.parse::<usize>().ok()).sum()
 }
 
 /// The report of one flow.
@@ -323,14 +315,6 @@ mod tests {
         let (whole, mut other) = (report("ok", &[("01", "a")]), report("ok", &[]));
         other.rest["service"] = json!({"name": "api"});
         assert!(Difference::between(&whole, &other).is_contradiction());
-    }
-
-    #[test]
-    fn the_missed_events_of_the_summary_are_counted() {
-        let missed =
-            |events| format!("x: up to {events} missed because its programs were already running (y)\n");
-        let summary = missed("2 events") + &missed("1 event") + "up to 5 s\n";
-        assert_eq!((events_left_out(&summary), events_left_out("nothing")), (3, 0));
     }
 
     #[test]
