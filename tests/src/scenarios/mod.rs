@@ -27,6 +27,7 @@ mod newer;
 mod no_endpoints;
 mod no_rules;
 mod old_flow;
+mod path_live;
 mod probes;
 mod recording;
 mod refused;
@@ -228,6 +229,7 @@ pub const ALL: &[Scenario] = &[
     scenario("check-offline", check::offline::story),
     scenario("check-virtual-servers", check::virtual_servers::story).on(IPVS_ONLY),
     scenario("exit-status", exit_status::story),
+    scenario("path-live", path_live::story),
     scenario("recording-cut-off", recording::cut_off),
     scenario("recording-disk-full", recording::disk_full),
     scenario("recording-losses", recording::losses),
