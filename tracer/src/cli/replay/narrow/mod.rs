@@ -126,12 +126,17 @@ pub(super) fn note(reading: Reading) -> Option<String> {
         return Some("the recording's index is damaged: what it covers was read without it".to_owned());
     }
     (passed > 0).then(|| {
+        // Of a small file, the index and its blocks are read in pieces that overlap.
+        let of_bytes = if bytes < total_bytes {
+            format!(" and {bytes} of {}", count(total_bytes, "byte"))
+        } else {
+            String::new()
+        };
         format!(
-            "{} of {} and {bytes} of {} were read: the index shows that the others have none of these flows; the \
-             summary's counts of flows without a verdict and of suppressed events are of this part",
+            "{} of {}{of_bytes} were read: the index shows that the others have none of these flows; the summary's counts \
+             of flows without a verdict and of suppressed events are of this part",
             unpacked,
             count(unpacked + passed, "block"),
-            count(total_bytes, "byte")
         )
     })
 }

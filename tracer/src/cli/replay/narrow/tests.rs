@@ -8,7 +8,7 @@ use std::{
 
 use proptest::{prelude::*, sample::Index};
 
-use super::{EARLIER, LATE, part};
+use super::{EARLIER, LATE, note, part};
 use crate::{
     cli::{
         selection::{FlowAddresses, Selection, Span},
@@ -168,6 +168,17 @@ fn traffic(folder: &Path, seed: u64, events: usize, per_second: f64, block_recor
     let path = folder.join("indexed.viptrace");
     copy(File::open(&live_path).unwrap(), &path, block_records);
     path
+}
+
+#[test]
+fn the_note_names_no_more_bytes_than_there_are() {
+    let reading = Reading { bytes: 100, total_bytes: 700, unpacked: 1, passed: 2, ..Reading::default() };
+    assert!(
+        note(reading).is_some_and(|text| text.starts_with("1 of 3 blocks and 100 of 700 bytes were read"))
+    );
+    let reading = Reading { bytes: 800, ..reading };
+    assert!(note(reading).is_some_and(|text| text.starts_with("1 of 3 blocks were read")));
+    assert_eq!(note(Reading { passed: 0, ..reading }), None);
 }
 
 proptest! {
