@@ -74,11 +74,13 @@ impl FlowTable {
         {
             let known = flow.decision_for(ct, place.netns);
             let again = flow.ended.is_some_and(|ended| {
-                let since = place.time.since(ended);
+                // A client that ignored the first error tried on until it closed, and its packets waited until now.
+                let closed = flow.client.closed.filter(|closed| closed.time <= place.time);
+                let since = place.time.since(closed.map_or(ended, |closed| ended.max(closed.time)));
                 let refused =
                     place.hook.is_unreach() || place.hook.is_forged_reset() || place.hook == Hook::IpVsLeave;
                 let soon = since > Duration::from_millis(1) && since < FIRST_RETRANSMIT;
-                let closed = flow.client.closed.is_some_and(|closed| closed.time < place.time);
+                let closed = closed.is_some_and(|closed| closed.time < place.time);
                 let soon = refused && flow.is_tcp() && (soon || closed);
                 let another = known.is_some_and(|known| known.ct.id != ct.id && known.confirmed.is_some());
                 let late = since > LATE && !flow.is_still_trying();

@@ -409,6 +409,25 @@ fn a_packet_that_waited_for_a_neighbour_is_no_other_connection() {
     }
 }
 
+/// A busy client ignores the first error (`tcp_v4_err`) and tries on. Seven seconds later two of its SYNs are given
+/// up: the error about the first closes it, and the second belongs to it too.
+#[test]
+fn a_packet_that_waited_until_its_client_gave_up_is_no_other_connection() {
+    let script = to_cart()
+        .retransmit(11_000, TcpState::SynSent)
+        .retransmit(12_000, TcpState::SynSent)
+        .neighbour_failed(13_000)
+        .retransmit(14_000, TcpState::SynSent)
+        .retransmit(16_000, TcpState::SynSent)
+        .neighbour_failed(20_000)
+        .connect_failed(20_001)
+        .with_ct(0x9000)
+        .neighbour_failed(20_002);
+    let (flows, table) = fold(script.out, 60_000);
+    assert_eq!(table.counters().seen, 1);
+    assert_eq!(last_revisions(flows).pop().unwrap().outcome(), Outcome::Unreachable);
+}
+
 #[test]
 fn each_endpoint_of_a_repeated_syn_is_a_decision_and_has_its_own_drops() {
     let script = to_cart().dead_pod(10_000).with_endpoint("10.244.1.12:8080").with_ct(0x9000);
