@@ -580,17 +580,15 @@ impl<'a> Trace<'a> {
     }
 
     /// The next moment at which work is due without an event.
-    fn deadline(&mut self, end: Option<Instant>, sink: &impl Sink) -> Option<Instant> {
+    fn deadline(&self, end: Option<Instant>, sink: &impl Sink) -> Option<Instant> {
         let flows =
-            self.pipeline.pipeline().next_deadline().map(|at| Instant::now() + at.since(now()).max(TOGETHER));
+            [self.pipeline.pipeline().next_deadline(), self.reader.next_way()].into_iter().flatten().min();
+        let flows = flows.map(|at| Instant::now() + at.since(now()).max(TOGETHER));
         let is_busy = self.reader.has_more() || self.pipeline.pipeline().has_backlog();
-        let ways = self.reader.pathfinder().and_then(|pathfinder| pathfinder.next_due());
-        let ways = ways.map(|at| Instant::now() + at.since(now()).max(TOGETHER));
         let modules = Some(self.modules_read + MODULES);
         let due = [
             is_busy.then(Instant::now),
             flows,
-            ways,
             sink.deadline(),
             self.lister.deadline(),
             self.node.deadline(),

@@ -232,13 +232,7 @@ impl History {
 
     /// Rebuilds the indexes: they contain an address as long as a version has it.
     fn reindex(&mut self) {
-        let latest = [
-            self.services.values().filter_map(Timeline::latest).max(),
-            self.slices.values().filter_map(Timeline::latest).max(),
-            self.pods.values().filter_map(Timeline::latest).max(),
-            self.nodes.values().filter_map(Timeline::latest).max(),
-        ];
-        self.changes.everything(latest.into_iter().flatten().max());
+        self.changes.everything();
         self.service_ips.clear();
         self.node_ports.clear();
         self.slices_of_service.clear();

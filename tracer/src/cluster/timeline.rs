@@ -131,11 +131,6 @@ impl<T: PartialEq> Timeline<T> {
         self.versions.last().and_then(|version| version.value.as_ref())
     }
 
-    /// When the newest version came into force.
-    pub(super) fn latest(&self) -> Option<Timestamp> {
-        self.versions.last().map(|version| version.from)
-    }
-
     /// The end of the time in which the object existed unobserved: the first known version, unless the object was
     /// created with it.
     pub(super) fn unknown_until(&self) -> Timestamp {

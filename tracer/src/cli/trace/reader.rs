@@ -105,6 +105,11 @@ impl Reader {
         self.pathfinder.as_deref_mut()
     }
 
+    /// When the next way is complete.
+    pub(super) fn next_way(&self) -> Option<Timestamp> {
+        self.pathfinder.as_ref()?.next_due()
+    }
+
     /// Passes on the sightings that were read.
     fn observe(&mut self, pipeline: &mut Recorded) {
         if let Some(pathfinder) = &mut self.pathfinder {

@@ -49,12 +49,11 @@ impl Changes {
         }
     }
 
-    /// Versions were removed or restored, which can change every answer. The latest of them came into force at `latest`.
-    pub(super) fn everything(&mut self, latest: Option<Timestamp>) {
+    /// Versions were removed or restored, which can change every answer.
+    pub(super) fn everything(&mut self) {
         self.slices.clear();
         self.addresses(Timestamp::MIN);
         self.pods(Timestamp::MIN);
-        self.latest = self.latest.max(latest.unwrap_or_default());
     }
 
     /// From this moment on, every answer is constant until the generation rises.
