@@ -76,16 +76,26 @@ fn judge(cluster: &mut Cluster, workload: &Workload<'_>, namespace: &str) -> Res
 
 /// Replaces the Pods while the rules wait, checks the node, and waits until the rules are written.
 fn change(cluster: &mut Cluster, workload: &Workload<'_>, namespace: &str) -> Result<()> {
-    for number in 0..=BURST {
-        let name = format!("--name=other-{number}");
+    let mut services = 0;
+    let mut expose = |cluster: &Cluster| {
+        let name = format!("--name=other-{services}");
+        services += 1;
         let expose = ["expose", "deployment", "web", "--port=80", "--target-port=8080", &name];
-        cluster.kubectl(["--namespace", namespace].iter().chain(&expose))?;
+        cluster.kubectl(["--namespace", namespace].iter().chain(&expose)).map(drop)
+    };
+    for _ in 0..=BURST {
+        expose(cluster)?;
     }
     update(cluster, namespace)?;
     cluster.wait_for("a check while an update waits", WAITING, |cluster| {
         let check = check::on(&cluster.nodes()[0], &["-o", "json"])?;
         check::expect_nothing("the node with a slow kube-proxy", &check)?;
-        Ok(check.out.contains("its minSyncPeriod is").then_some(()))
+        if check.out.contains("its minSyncPeriod is") {
+            return Ok(Some(()));
+        }
+        // On a busy machine the period ends before the check: another change waits for the next one.
+        expose(cluster)?;
+        Ok(None)
     })?;
     cluster.wait_for("connections to the new Pods", WRITTEN, |cluster| {
         Ok((0..4).all(|_| workload.connect(cluster).is_ok()).then_some(()))
