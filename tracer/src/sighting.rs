@@ -2,8 +2,9 @@
 //!
 //! This is what `kernel` yields, what tests build by hand, and all that `flow` ever sees of the kernel.
 
-use std::{fmt, net::SocketAddr, sync::Arc};
+use std::{borrow::Cow, fmt, net::SocketAddr, sync::Arc};
 
+use tracer_ebpf::COMM_BYTES;
 pub use tracer_ebpf::Hook;
 
 use crate::{
@@ -162,10 +163,61 @@ impl EntryNote {
 }
 
 /// A task's pid (thread-group id) and comm.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Task {
     pub pid: u32,
-    pub comm: Arc<str>,
+    pub comm: Comm,
+}
+
+/// A task's name as the kernel keeps it (`TASK_COMM_LEN`): 16 bytes, of which those from the first zero on mean nothing. Few
+/// verdicts name a task, so that only these make a text of it.
+#[derive(Clone, Copy)]
+pub struct Comm([u8; COMM_BYTES]);
+
+impl Comm {
+    pub(crate) const fn new(bytes: [u8; COMM_BYTES]) -> Self {
+        Self(bytes)
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self.0.split(|byte| *byte == 0).next().unwrap_or_default()
+    }
+
+    /// The name, with replacement characters for bytes that are not UTF-8.
+    pub fn text(&self) -> Cow<'_, str> {
+        String::from_utf8_lossy(self.bytes())
+    }
+}
+
+impl From<&str> for Comm {
+    /// What has no room is cut off, as the kernel does.
+    fn from(text: &str) -> Self {
+        let mut bytes = [0; COMM_BYTES];
+        for (place, byte) in bytes.iter_mut().zip(text.bytes()) {
+            *place = byte;
+        }
+        Self(bytes)
+    }
+}
+
+impl PartialEq for Comm {
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes() == other.bytes()
+    }
+}
+
+impl Eq for Comm {}
+
+impl fmt::Display for Comm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.text())
+    }
+}
+
+impl fmt::Debug for Comm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.text(), f)
+    }
 }
 
 /// An event on a packet: dropped (`kfree_skb`), rejected (`nf_send_unreach`, `nf_send_reset`) or answered with a

@@ -347,7 +347,7 @@ impl Flow {
     }
 
     /// Whether the fact belonged to one of the flow's two sockets.
-    pub(super) fn fold_socket(&mut self, socket: &mut SocketFact, place: Place) -> bool {
+    pub(super) fn fold_socket(&mut self, socket: &SocketFact, place: Place) -> bool {
         let Some(side) = self.end_of(&socket.tuple) else { return false };
         let end = if side == End::Client { &mut self.client } else { &mut self.server };
         if !end.is_seen() {
@@ -356,7 +356,7 @@ impl Flow {
         }
         if end.task.is_none() && matches!(socket.event, SocketEvent::State { .. }) {
             // The hook runs in the socket's task only on the way down; in softirq it runs in any task.
-            end.task = socket.task.take();
+            end.task = socket.task;
         }
         end.bytes_acked = end.bytes_acked.max(socket.bytes_acked);
         end.bytes_received = end.bytes_received.max(socket.bytes_received);

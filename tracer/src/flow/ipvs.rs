@@ -15,7 +15,7 @@ use crate::sighting::{Conntrack, EntryNote, Hook, IpvsFact, SocketEvent, SocketF
 const SAME_CALL: Duration = Duration::from_nanos(SAME_IPVS_CALL_NS);
 
 impl FlowTable {
-    pub(super) fn fold_ipvs(&mut self, fact: &mut IpvsFact, place: Place) -> Option<u32> {
+    pub(super) fn fold_ipvs(&mut self, fact: &IpvsFact, place: Place) -> Option<u32> {
         if fact.is_template() {
             self.template = Some((place.time, *fact));
             return None;

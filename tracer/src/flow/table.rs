@@ -210,7 +210,7 @@ impl FlowTable {
         }
     }
 
-    fn fold_conntrack(&mut self, fact: &mut ConntrackFact, place: Place) -> Option<u32> {
+    fn fold_conntrack(&mut self, fact: &ConntrackFact, place: Place) -> Option<u32> {
         let ct = &fact.ct;
         if !is_tracked(ct.orig.protocol) || place.hook == Hook::NatSetup {
             // At nf_nat_setup_info NAT is still being decided: its tuples are not final, the confirmed entry's are.
@@ -232,7 +232,7 @@ impl FlowTable {
                 flow.fold_note(ct, fact.note, place);
             }
             if flow.confirm_task.is_none() {
-                flow.confirm_task = fact.task.take();
+                flow.confirm_task = fact.task;
             }
         } else {
             if flow.decisions.is_empty() {
@@ -288,7 +288,7 @@ impl FlowTable {
         Some(index)
     }
 
-    fn fold_socket(&mut self, fact: &mut SocketFact, place: Place) -> Option<u32> {
+    fn fold_socket(&mut self, fact: &SocketFact, place: Place) -> Option<u32> {
         if !is_tracked(fact.tuple.protocol) {
             return None;
         }

@@ -7,7 +7,6 @@ mod mask;
 mod rewrite;
 
 use std::{
-    collections::HashMap,
     mem::offset_of,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
@@ -15,7 +14,6 @@ use std::{
 };
 
 use bytes::Buf;
-use foldhash::fast::RandomState;
 use network_types::{
     ip::{Ipv4Hdr, Ipv6Hdr},
     tcp::TcpHdr,
@@ -30,8 +28,8 @@ use super::{encode, layout::Layout};
 use crate::{
     net::{Netns, Protocol, TransportAddr, Tuple},
     sighting::{
-        Conntrack, ConntrackFact, EntryNote, Fact, IpvsFact, IpvsFlags, ListedEntry, PacketFact, Sighting,
-        SocketEvent, SocketFact, Status, Task, TcpState,
+        Comm, Conntrack, ConntrackFact, EntryNote, Fact, IpvsFact, IpvsFlags, ListedEntry, PacketFact,
+        Sighting, SocketEvent, SocketFact, Status, Task, TcpState,
     },
     time::Timestamp,
 };
@@ -44,8 +42,6 @@ pub(super) const AF_INET: u16 = 2;
 pub(super) const AF_INET6: u16 = 10;
 /// `enum ip_conntrack_info`: values of `IP_CT_IS_REPLY` (3) and above travel against the original direction.
 const IP_CT_IS_REPLY: u32 = 3;
-/// The most distinct task names kept. One more clears the cache.
-const MAX_COMMS: usize = 1024;
 
 /// Why a record could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -71,8 +67,6 @@ pub struct Decoder {
     layout: Arc<Layout>,
     /// Nanoseconds to add to the kernel's monotonic time to get Unix time.
     clock_offset_ns: u64,
-    /// Task names, by their bytes as two words.
-    comms: HashMap<(u64, u64), Arc<str>, RandomState>,
 }
 
 /// The time and the tuples of a record.
@@ -163,7 +157,7 @@ pub(crate) fn is_reread(record: &[u8]) -> bool {
 impl Decoder {
     /// A decoder for one kernel; `clock_offset_ns` converts its monotonic time to Unix time.
     pub fn new(layout: Arc<Layout>, clock_offset_ns: u64) -> Self {
-        Self { fields: Fields::new(&layout), layout, clock_offset_ns, comms: HashMap::default() }
+        Self { fields: Fields::new(&layout), layout, clock_offset_ns }
     }
 
     /// The time and the hook of a record; `None` if it is too short or names no known hook.
@@ -210,7 +204,7 @@ impl Decoder {
     }
 
     /// Decodes one record.
-    pub fn decode(&mut self, record: &[u8]) -> Result<Sighting, DecodeError> {
+    pub fn decode(&self, record: &[u8]) -> Result<Sighting, DecodeError> {
         let Head { time, netns, cpu, hook, kind, mut rest } = self.split(record)?;
         let fact = match kind {
             Kind::Conntrack => Fact::Conntrack(self.conntrack(hook, time, rest)?),
@@ -249,21 +243,12 @@ impl Decoder {
     }
 
     /// Reads the record of an entry from a listing, and returns it with the record's bytes.
-    pub fn listed(
-        &mut self,
-        entry: &ListedEntry,
-        netns: Netns,
-    ) -> Option<(Sighting, impl AsRef<[u8]> + use<>)> {
+    pub fn listed(&self, entry: &ListedEntry, netns: Netns) -> Option<(Sighting, impl AsRef<[u8]> + use<>)> {
         let record = encode::record(entry, netns, &self.layout, self.clock_offset_ns)?;
         self.decode(&record).ok().map(|sighting| (sighting, record))
     }
 
-    fn conntrack(
-        &mut self,
-        hook: Hook,
-        time: Timestamp,
-        mut rest: &[u8],
-    ) -> Result<ConntrackFact, DecodeError> {
+    fn conntrack(&self, hook: Hook, time: Timestamp, mut rest: &[u8]) -> Result<ConntrackFact, DecodeError> {
         let id = rest.get_u64_ne();
         rest.advance(4); // ctinfo: follows from the hook
         let detail = rest.get_u32_ne();
@@ -281,11 +266,11 @@ impl Decoder {
             handed_over: (hook == Hook::Confirm && detail != 0)
                 .then(|| time.saturating_add(Duration::from_millis(detail.into()))),
         };
-        Ok(ConntrackFact { ct, task: self.task(pid, comm), note })
+        Ok(ConntrackFact { ct, task: task(pid, comm), note })
     }
 
     /// A packet record, followed by the reason in words.
-    fn invalid(&mut self, hook: Hook, rest: &[u8]) -> Result<PacketFact, DecodeError> {
+    fn invalid(&self, hook: Hook, rest: &[u8]) -> Result<PacketFact, DecodeError> {
         let (packet, why) = rest
             .len()
             .checked_sub(WHY_BYTES)
@@ -298,7 +283,7 @@ impl Decoder {
         Ok(fact)
     }
 
-    fn packet(&mut self, hook: Hook, mut rest: &[u8]) -> Result<PacketFact, DecodeError> {
+    fn packet(&self, hook: Hook, mut rest: &[u8]) -> Result<PacketFact, DecodeError> {
         let skb = rest.get_u64_ne();
         let ct = rest.get_u64_ne();
         let ctinfo = rest.get_u32_ne();
@@ -344,7 +329,7 @@ impl Decoder {
         })
     }
 
-    fn socket(&mut self, hook: Hook, mut rest: &[u8]) -> Result<SocketFact, DecodeError> {
+    fn socket(&self, hook: Hook, mut rest: &[u8]) -> Result<SocketFact, DecodeError> {
         let sk = rest.get_u64_ne();
         let old = TcpState::from_number(rest.get_u8());
         let new = TcpState::from_number(rest.get_u8());
@@ -374,7 +359,7 @@ impl Decoder {
             event,
             bytes_acked,
             bytes_received,
-            task: self.task(pid, comm),
+            task: task(pid, comm),
         })
     }
 
@@ -413,22 +398,12 @@ impl Decoder {
         let local = transport_addr_at(head, saddr, family, if num == 0 { bound } else { num })?;
         Some((local, transport_addr_at(head, daddr, family, dport)?))
     }
+}
 
-    fn task(&mut self, pid: u32, comm: &[u8]) -> Option<Task> {
-        let comm: [u8; COMM_BYTES] = comm.try_into().ok()?;
-        if pid == 0 && comm[0] == 0 {
-            return None;
-        }
-        if self.comms.len() >= MAX_COMMS {
-            self.comms.clear();
-        }
-        let words = u128::from_ne_bytes(comm);
-        let name = self.comms.entry((words as u64, (words >> 64) as u64)).or_insert_with(|| {
-            let end = comm.iter().position(|byte| *byte == 0).unwrap_or(COMM_BYTES);
-            String::from_utf8_lossy(&comm[..end]).into()
-        });
-        Some(Task { pid, comm: Arc::clone(name) })
-    }
+/// The task of a record; `None` if the hook read none.
+fn task(pid: u32, comm: &[u8]) -> Option<Task> {
+    let comm: [u8; COMM_BYTES] = comm.try_into().ok()?;
+    (pid != 0 || comm[0] != 0).then(|| Task { pid, comm: Comm::new(comm) })
 }
 
 /// The reason that later kernels give for a drop in this function (`include/net/dropreason-core.h`); `None` where it has

@@ -103,7 +103,7 @@ fn a_confirmed_entry_has_vip_endpoint_and_sender() {
     assert_eq!(fact.ct.zone, 5);
     assert!(!fact.ct.masqueraded());
     let task = fact.task.unwrap();
-    assert_eq!((task.pid, &*task.comm), (77, "kubelet"));
+    assert_eq!((task.pid, task.comm), (77, "kubelet".into()));
 }
 
 /// The note of the same record with another hook, detail and TCP state.
@@ -330,7 +330,7 @@ fn a_short_record_or_an_unknown_kind_is_an_error() {
 
 #[test]
 fn a_layout_without_a_needed_field_reads_nothing() {
-    let mut decoder = Decoder::new(Arc::new(Layout::from_parts([("CT_ORIG", 32)], [], [])), 0);
+    let decoder = Decoder::new(Arc::new(Layout::from_parts([("CT_ORIG", 32)], [], [])), 0);
     assert_eq!(decoder.decode(&confirm()), Err(DecodeError::Unreadable));
 }
 

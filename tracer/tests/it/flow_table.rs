@@ -179,7 +179,7 @@ fn any_event() -> BoxedStrategy<SocketEvent> {
 }
 
 fn any_fact() -> BoxedStrategy<Fact> {
-    let task = prop::option::of(Just(Task { pid: 1, comm: Arc::from("kubelet") }));
+    let task = prop::option::of(Just(Task { pid: 1, comm: "kubelet".into() }));
     let reason = prop::option::of(prop_oneof![
         Just(Arc::<str>::from("NETFILTER_DROP")),
         Just(Arc::from("NO_SOCKET")),

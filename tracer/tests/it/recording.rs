@@ -407,7 +407,7 @@ proptest! {
             }
             let mut masked = record.clone();
             Mask::new(&layout).apply(&mut masked);
-            let mut decoder = Decoder::new(layout, 0);
+            let decoder = Decoder::new(layout, 0);
             prop_assert_eq!(decoder.decode(&masked), decoder.decode(&record));
         }
     }

@@ -105,7 +105,7 @@ pub(super) fn probe(flow: &Flow, ctx: &Context<'_>) -> Option<Finding> {
         return None;
     }
     let task = sender(flow.client.task.as_ref()).or_else(|| sender(flow.confirm_task.as_ref()));
-    if task.is_some_and(|task| !KUBELETS.contains(&&*task.comm)) {
+    if task.is_some_and(|task| !KUBELETS.contains(&&*task.comm.text())) {
         return None;
     }
     Some(probe_finding(flow, pod, &probes, ctx, task))
@@ -187,5 +187,5 @@ fn probe_finding(
 
 /// The task, unless it is a kernel thread that happened to run.
 fn sender(task: Option<&Task>) -> Option<&Task> {
-    task.filter(|task| task.pid != 0 && !SOFTIRQ.iter().any(|thread| task.comm.starts_with(thread)))
+    task.filter(|task| task.pid != 0 && !SOFTIRQ.iter().any(|thread| task.comm.text().starts_with(thread)))
 }

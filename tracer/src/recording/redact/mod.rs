@@ -124,7 +124,7 @@ impl<R: Read + Seek> Redaction<R> {
         let mask = Mask::new(&layout);
         let rewriter = Rewriter::new(&layout);
         let new_decoder = || Decoder::new(Arc::clone(&layout), self.header.clock_offset_ns);
-        let mut decoder = new_decoder();
+        let decoder = new_decoder();
         let header = redacted_header(&self.header, names);
         let json = serde_json::to_vec(&header).map_err(|error| RedactError::Write(error.into()))?;
         let addresses = Addresses::default();
