@@ -3,7 +3,7 @@
 //! Owns the hand-out of flows and their deadlines; no flow is without one. `slots.rs` stores the queues, `room.rs`
 //! decides which flow leaves a full table.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use super::{Counters, Flow, FlowTable, Limits, Outcome, key::Key, losses::Losses, slots::Queue};
 use crate::{sighting::Status, time::Timestamp};
@@ -14,18 +14,20 @@ pub(super) const MAX_SETTLED: usize = 1024;
 impl FlowTable {
     /// Puts a flow into the queue that its evidence requires.
     pub(super) fn place(&mut self, index: u32) {
-        let Some(flow) = self.slots.get_mut(index) else { return };
+        let Some(flow) = self.slots.get(index) else { return };
         let outcome = flow.outcome();
         let over = flow.is_over(outcome);
-        if over && flow.ended.is_none() {
-            flow.ended = Some(flow.last_seen);
-        } else if !over && flow.ended.is_some() {
+        if over != flow.ended.is_some() {
             // A repeated packet passed after all, unless a newer flow has its addresses.
-            let key = Key::new(&flow.orig, flow.netns);
-            if self.index.get(&key) == Some(&index) {
-                flow.ended = None;
+            let is_latest = || self.index.get(&Key::new(&flow.orig, flow.netns)) == Some(&index);
+            if over || is_latest() {
+                let ended = over.then_some(flow.last_seen);
+                if let Some(flow) = self.slots.get_mut(index) {
+                    flow.ended = ended;
+                }
             }
         }
+        let Some(flow) = self.slots.get(index) else { return };
         let tcp = flow.is_tcp();
         let handed = flow.handed;
         // If no entry was read again, the entry's end is the first to show that there was no answer.
@@ -112,7 +114,7 @@ impl FlowTable {
         let outcome = flow.outcome();
         let only_lingers = flow.ended.is_some() && flow.expects_no_more(outcome);
         flow.hand_out(outcome, time, limits, losses, counters);
-        self.settled.push_back(flow.clone());
+        self.settled.extend(slots.share(index));
         let (queue, wait) = if only_lingers {
             (Queue::Lingering, self.limits.linger)
         } else if outcome == Outcome::Established {
@@ -127,7 +129,8 @@ impl FlowTable {
     pub(super) fn release(&mut self, index: u32, time: Timestamp) {
         let Some(mut flow) = self.take(index) else { return };
         let outcome = flow.outcome();
-        flow.hand_out(outcome, time, &self.limits, &self.losses, &mut self.counters);
+        let handed = Arc::make_mut(&mut flow);
+        handed.hand_out(outcome, time, &self.limits, &self.losses, &mut self.counters);
         self.settled.push_back(flow);
     }
 }

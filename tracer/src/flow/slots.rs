@@ -3,6 +3,8 @@
 //! A queue is a doubly linked list through the slots. It is ordered by deadline, because each queue has one timeout:
 //! its head is the next to expire and the first to evict. Owns only the names of the queues, not their meaning.
 
+use std::sync::Arc;
+
 use super::Flow;
 use crate::time::Timestamp;
 
@@ -42,7 +44,7 @@ const NONE: u32 = u32::MAX;
 
 #[derive(Debug)]
 struct Slot {
-    flow: Option<Flow>,
+    flow: Option<Arc<Flow>>,
     queue: Queue,
     deadline: Timestamp,
     previous: u32,
@@ -79,11 +81,17 @@ impl Slots {
     }
 
     pub(super) fn get(&self, index: u32) -> Option<&Flow> {
-        self.all.get(index as usize)?.flow.as_ref()
+        self.all.get(index as usize)?.flow.as_deref()
     }
 
+    /// The flow to change: those who share it keep it as it was.
     pub(super) fn get_mut(&mut self, index: u32) -> Option<&mut Flow> {
-        self.all.get_mut(index as usize)?.flow.as_mut()
+        self.all.get_mut(index as usize)?.flow.as_mut().map(Arc::make_mut)
+    }
+
+    /// The flow as it is now, whatever changes it later.
+    pub(super) fn share(&self, index: u32) -> Option<Arc<Flow>> {
+        self.all.get(index as usize)?.flow.clone()
     }
 
     pub(super) fn queue_of(&self, index: u32) -> Option<Queue> {
@@ -92,7 +100,7 @@ impl Slots {
     }
 
     pub(super) fn insert(&mut self, flow: Flow, queue: Queue, deadline: Timestamp) -> u32 {
-        let slot = Slot { flow: Some(flow), queue, deadline, previous: NONE, next: NONE };
+        let slot = Slot { flow: Some(Arc::new(flow)), queue, deadline, previous: NONE, next: NONE };
         let index = if let Some(index) = self.free.pop() {
             self.all[index as usize] = slot;
             index
@@ -104,7 +112,7 @@ impl Slots {
         index
     }
 
-    pub(super) fn remove(&mut self, index: u32) -> Option<Flow> {
+    pub(super) fn remove(&mut self, index: u32) -> Option<Arc<Flow>> {
         let flow = self.all.get_mut(index as usize)?.flow.take()?;
         self.unlink(index);
         self.free.push(index);

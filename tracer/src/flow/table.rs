@@ -6,6 +6,7 @@
 
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
+    sync::Arc,
     time::Duration,
 };
 
@@ -43,7 +44,8 @@ pub struct FlowTable {
     pub(super) slots: Slots,
     pub(super) index: HashMap<Key, u32, RandomState>,
     reorder: Reorder,
-    pub(super) settled: VecDeque<Flow>,
+    /// A flow that stays in its slot is shared with it, and copied when later evidence changes one of the two.
+    pub(super) settled: VecDeque<Arc<Flow>>,
     pub(super) unjudged: Evicted,
     pub(super) losses: Losses,
     pub(super) counters: Counters,
@@ -128,7 +130,7 @@ impl FlowTable {
 
     /// Flows whose outcome became known, or changed, since the last call.
     pub fn drain_settled(&mut self) -> impl Iterator<Item = Flow> + '_ {
-        self.settled.drain(..)
+        self.settled.drain(..).map(Arc::unwrap_or_clone)
     }
 
     /// Whether flows wait to be drained.
@@ -137,12 +139,12 @@ impl FlowTable {
     }
 
     /// All of them, the first one in front. [`Self::return_settled`] takes the rest back.
-    pub fn take_settled(&mut self) -> VecDeque<Flow> {
+    pub fn take_settled(&mut self) -> VecDeque<Arc<Flow>> {
         std::mem::take(&mut self.settled)
     }
 
     /// Takes back flows of [`Self::take_settled`], in front of those that have settled since.
-    pub fn return_settled(&mut self, mut flows: VecDeque<Flow>) {
+    pub fn return_settled(&mut self, mut flows: VecDeque<Arc<Flow>>) {
         flows.append(&mut self.settled);
         self.settled = flows;
     }
@@ -165,7 +167,8 @@ impl FlowTable {
         }
         rest.sort_unstable_by_key(|(flow, _)| flow.id);
         for (mut flow, outcome) in rest {
-            flow.hand_out(outcome, now, &self.limits, &self.losses, &mut self.counters);
+            let handed = Arc::make_mut(&mut flow);
+            handed.hand_out(outcome, now, &self.limits, &self.losses, &mut self.counters);
             self.settled.push_back(flow);
         }
         self.index.clear();
@@ -400,7 +403,7 @@ impl FlowTable {
             self.supersede(other, time);
             return;
         }
-        let Some(part) = self.take(other) else { return };
+        let Some(part) = self.take(other).map(Arc::unwrap_or_clone) else { return };
         self.counters.absorbed += 1;
         let Some(flow) = self.slots.get_mut(index) else { return };
         flow.sightings = flow.sightings.saturating_add(part.sightings);
@@ -417,7 +420,7 @@ impl FlowTable {
     }
 
     /// Removes and returns the flow.
-    pub(super) fn take(&mut self, index: u32) -> Option<Flow> {
+    pub(super) fn take(&mut self, index: u32) -> Option<Arc<Flow>> {
         self.unlink(index);
         self.slots.remove(index)
     }

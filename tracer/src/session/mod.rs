@@ -158,9 +158,9 @@ pub struct Pipeline {
     /// When the read of `node` began: it says nothing about later decisions.
     node_read_began: Option<Timestamp>,
     translations: Translations,
-    waiting: VecDeque<Flow>,
+    waiting: VecDeque<Arc<Flow>>,
     /// The flows whose wait for the node is over.
-    ready: VecDeque<Flow>,
+    ready: VecDeque<Arc<Flow>>,
     /// All flows were handed out: none waits for the cluster's metadata any more.
     is_finished: bool,
     undecided: Undecided,
@@ -530,28 +530,22 @@ impl Pipeline {
         self.judge_ready(now, &mut judged);
         let mut taken = 0;
         let mut settled = self.flows.take_settled();
-        // Folded ones are dropped in their place: a flow is large.
-        let mut folded = 0;
         while judged.len() < MAX_VERDICTS
             && taken < MAX_TAKEN
-            && let Some(flow) = settled.get(folded)
+            && let Some(flow) = settled.pop_front()
         {
             taken += 1;
             if let Some(crossings) = &mut self.crossings
                 && flow.revision <= 1
             {
-                crossings.extend(Crossing::of(flow));
+                crossings.extend(Crossing::of(&flow));
             }
-            if self.fold(flow) {
-                folded += 1;
+            if self.fold(&flow) {
                 continue;
             }
-            settled.drain(..std::mem::take(&mut folded));
-            let Some(flow) = settled.pop_front() else { break };
             self.note(&flow, now);
             self.judge_or_wait(flow, now, true, &mut judged);
         }
-        settled.drain(..folded);
         self.flows.return_settled(settled);
         let until = if self.is_finished { Timestamp::MAX } else { now };
         while judged.len() < MAX_VERDICTS
@@ -565,7 +559,13 @@ impl Pipeline {
     }
 
     /// Judges the flow, unless it waits for the cluster's metadata, if it may, or for a read of the node.
-    fn judge_or_wait(&mut self, flow: Flow, now: Timestamp, for_cluster: bool, judged: &mut Vec<Judged>) {
+    fn judge_or_wait(
+        &mut self,
+        flow: Arc<Flow>,
+        now: Timestamp,
+        for_cluster: bool,
+        judged: &mut Vec<Judged>,
+    ) {
         let fresh = self.node_read_began.is_some_and(|began| began >= flow.first_seen);
         let ctx = self.context(now);
         let until = diagnosis::end_of_grace(&flow, &ctx);
