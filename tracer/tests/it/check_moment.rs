@@ -123,6 +123,19 @@ fn a_kube_proxy_that_started_long_ago_and_lacks_rules_is_broken() {
     );
 }
 
+/// kube-proxy sets them before its first sync: a reading of that time may come before.
+#[test]
+fn the_settings_of_a_kube_proxy_that_is_starting_are_no_fault() {
+    for (synced, is_fault) in [("0", false), ("1795217098", true)] {
+        let node = half_written();
+        times(&node, ["1795217090", "1795217098", synced]);
+        node.write("node/sysctl.txt", "net.ipv4.vs.conntrack = 0\n");
+        let report = node.check();
+        let setting = report.findings.iter().find(|finding| name(finding).starts_with("K11"));
+        assert_eq!(setting.is_some(), is_fault, "{:#?}", report.findings);
+    }
+}
+
 /// worker-1 without the kube-proxy process; its rules stay.
 fn away() -> Gathered {
     let node = node();
