@@ -10,6 +10,8 @@ use super::plugin::{FAULTS, expect, expect_no_pod, patch, run_plugin, run_watche
 use super::workload::{PODS, Workload};
 
 const AGENT: &str = include_str!("../../../../deploy/viptrace.yaml");
+/// The manifest's `hostPath`.
+const RECORDINGS: &str = "/var/lib/viptrace";
 /// The longest time until a Node's condition has changed: the controller waits 40 s for a lease.
 const CONDITION: Duration = Duration::from_mins(3);
 
@@ -25,6 +27,8 @@ pub(super) fn with_agents(
     sample: u32,
     work: impl FnOnce(&mut Cluster) -> Result<()>,
 ) -> Result<()> {
+    // An earlier scenario's recordings are of other flows.
+    cluster.nodes().iter().try_for_each(|node| node.run(&["rm", "-rf", RECORDINGS]).map(drop))?;
     cluster.apply(&AGENT.replace("sample: 1/100", &format!("sample: 1/{sample}")))?;
     let limit = format!("--timeout={}s", PODS.as_secs());
     let done = cluster
@@ -126,7 +130,14 @@ fn locked_down(cluster: &mut Cluster, service: &str) -> Result<()> {
     let lock = "mount -t securityfs securityfs /sys/kernel/security 2>/dev/null; \
         echo confidentiality >/sys/kernel/security/lockdown";
     cluster.nodes()[1].run(&["sh", "-c", lock])?;
-    let ran = run_plugin(cluster, &["trace", service, "--duration", "5s", "--node", "node2"])?;
+    // On a busy machine, the outages before can make a node late with its lease.
+    let ran = cluster.wait_for("a trace of node2, which is Ready", CONDITION, |cluster| {
+        if is_ready(cluster, "node2", true)?.is_none() {
+            return Ok(None);
+        }
+        let ran = run_plugin(cluster, &["trace", service, "--duration", "5s", "--node", "node2"])?;
+        Ok((!ran.text().contains("not Ready")).then_some(ran))
+    })?;
     expect(&ran, 1, &["node2", "lockdown"])?;
     expect_no_pod(cluster)
 }
