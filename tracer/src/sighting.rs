@@ -179,8 +179,18 @@ impl Comm {
         Self(bytes)
     }
 
+    /// The name without what follows it.
     fn bytes(&self) -> &[u8] {
         self.0.split(|byte| *byte == 0).next().unwrap_or_default()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.bytes().is_empty()
+    }
+
+    /// As the kernel keeps it.
+    pub(crate) const fn as_bytes(&self) -> &[u8; COMM_BYTES] {
+        &self.0
     }
 
     /// The name, with replacement characters for bytes that are not UTF-8.
@@ -190,10 +200,10 @@ impl Comm {
 }
 
 impl From<&str> for Comm {
-    /// What has no room is cut off, as the kernel does.
+    /// Keeps the first 15 bytes, as the kernel does: the last one is always zero.
     fn from(text: &str) -> Self {
         let mut bytes = [0; COMM_BYTES];
-        for (place, byte) in bytes.iter_mut().zip(text.bytes()) {
+        for (place, byte) in bytes.iter_mut().zip(text.bytes().take(COMM_BYTES - 1)) {
             *place = byte;
         }
         Self(bytes)

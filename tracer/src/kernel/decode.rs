@@ -61,7 +61,7 @@ pub enum DecodeError {
 }
 
 /// Turns records into sightings on one kernel's layout and clock.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Decoder {
     fields: Fields,
     layout: Arc<Layout>,
@@ -402,8 +402,8 @@ impl Decoder {
 
 /// The task of a record; `None` if the hook read none.
 fn task(pid: u32, comm: &[u8]) -> Option<Task> {
-    let comm: [u8; COMM_BYTES] = comm.try_into().ok()?;
-    (pid != 0 || comm[0] != 0).then(|| Task { pid, comm: Comm::new(comm) })
+    let comm = Comm::new(comm.try_into().ok()?);
+    (pid != 0 || !comm.is_empty()).then_some(Task { pid, comm })
 }
 
 /// The reason that later kernels give for a drop in this function (`include/net/dropreason-core.h`); `None` where it has

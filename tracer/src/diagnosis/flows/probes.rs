@@ -187,5 +187,8 @@ fn probe_finding(
 
 /// The task, unless it is a kernel thread that happened to run.
 fn sender(task: Option<&Task>) -> Option<&Task> {
-    task.filter(|task| task.pid != 0 && !SOFTIRQ.iter().any(|thread| task.comm.text().starts_with(thread)))
+    task.filter(|task| {
+        let name = task.comm.text();
+        task.pid != 0 && !SOFTIRQ.iter().any(|thread| name.starts_with(thread))
+    })
 }

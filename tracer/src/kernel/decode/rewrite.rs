@@ -10,12 +10,12 @@ use std::{
 
 use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
 use tracer_ebpf::{
-    COMM_BYTES, CT_HEAD_BYTES, ConntrackRecord, InvalidRecord, IpvsRecord, Kind, PACKET_HEAD_BYTES,
-    PacketRecord, SOCK_HEAD_BYTES, SocketRecord,
+    CT_HEAD_BYTES, ConntrackRecord, InvalidRecord, IpvsRecord, Kind, PACKET_HEAD_BYTES, PacketRecord,
+    SOCK_HEAD_BYTES, SocketRecord,
 };
 
 use super::{AF_INET, AF_INET6, Fields, ip_at, u16_at};
-use crate::kernel::layout::Layout;
+use crate::{kernel::layout::Layout, sighting::Comm};
 
 /// The replacements. Each must depend only on its argument.
 pub(crate) trait Replace {
@@ -122,17 +122,11 @@ fn address(bytes: &mut [u8], at: usize, family: u16, by: &mut impl Replace) {
 }
 
 fn task(record: &mut [u8], at: usize, by: &mut impl Replace) {
-    let Some(comm) = record.get(at..at + COMM_BYTES) else { return };
-    let end = comm.iter().position(|byte| *byte == 0).unwrap_or(COMM_BYTES);
-    if end == 0 {
-        return;
+    let Some(bytes) = record.get(at..).and_then(<[u8]>::first_chunk) else { return };
+    let comm = Comm::new(*bytes);
+    if !comm.is_empty() {
+        put(record, at, Comm::from(&*by.task(&comm.text())).as_bytes());
     }
-    let name = by.task(&String::from_utf8_lossy(comm.get(..end).unwrap_or_default()));
-    let mut bytes = [0; COMM_BYTES];
-    for (byte, own) in bytes.iter_mut().zip(name.bytes().take(COMM_BYTES - 1)) {
-        *byte = own;
-    }
-    put(record, at, &bytes);
 }
 
 fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
