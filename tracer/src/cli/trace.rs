@@ -535,7 +535,7 @@ impl<'a> Trace<'a> {
     fn listed(&mut self, listed: io::Result<Vec<ListedEntry>>) {
         match listed {
             Ok(entries) => {
-                let Some(tracer) = self.tracer.as_mut() else { return };
+                let Some(tracer) = &self.tracer else { return };
                 let stale = self.pipeline.pipeline().stale_entries(&entries);
                 let netns = self.pipeline.pipeline().settings().node_netns.unwrap_or_default();
                 self.reader.listed(&stale, netns, tracer, &mut self.pipeline);

@@ -235,7 +235,7 @@ impl Tracer {
 
     /// Adds listed entries as if the kernel had reported them: the sightings to `into`, the records to `keep`.
     pub(crate) fn listed(
-        &mut self,
+        &self,
         entries: &[ListedEntry],
         netns: Netns,
         into: &mut Vec<Sighting>,

@@ -154,7 +154,7 @@ impl EventCounter {
         counts: &mut EventCounts,
         lacks: &mut Lacks,
     ) -> io::Result<()> {
-        let mut decoder = Decoder::new(Arc::new(header.layout()), header.clock_offset_ns);
+        let decoder = Decoder::new(Arc::new(header.layout()), header.clock_offset_ns);
         let (mut block, mut assembler) = (Block::default(), Assembler::default());
         while reader.next_block(&mut block)? {
             if block.after_damage {
@@ -170,7 +170,7 @@ impl EventCounter {
             lacks.beginning |= !self.has_started && !block.records.is_empty();
             let before = self.now;
             for record in block.records.iter() {
-                self.record(record, &mut decoder, counts);
+                self.record(record, &decoder, counts);
             }
             for ((event, (protocol, service, endpoint)), count) in self.block.drain() {
                 let counted = Counted { service: service.socket(), endpoint: endpoint.socket(), protocol };
@@ -207,7 +207,7 @@ impl EventCounter {
         }
     }
 
-    fn record(&mut self, record: &[u8], decoder: &mut Decoder, counts: &mut EventCounts) {
+    fn record(&mut self, record: &[u8], decoder: &Decoder, counts: &mut EventCounts) {
         let Some((time, hook)) = decoder.head(record) else {
             counts.undecodable += 1;
             return;

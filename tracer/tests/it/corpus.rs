@@ -41,11 +41,11 @@ fn sightings(kernel: &str) -> Vec<Sighting> {
         }
     }
     let layout = Layout::from_parts(offsets, reasons.clone(), reasons);
-    let mut decoder = Decoder::new(Arc::new(layout), CLOCK_OFFSET_NS);
+    let decoder = Decoder::new(Arc::new(layout), CLOCK_OFFSET_NS);
     records
         .iter()
         .map(|record| {
-            agrees_with_its_addresses(&mut decoder, record);
+            agrees_with_its_addresses(&decoder, record);
             decoder.decode(record).unwrap()
         })
         .collect()

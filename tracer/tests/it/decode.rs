@@ -335,7 +335,7 @@ fn a_layout_without_a_needed_field_reads_nothing() {
 }
 
 /// The addresses of a record are those of its sighting, and are missing for the same reason.
-pub(crate) fn agrees_with_its_addresses(decoder: &mut Decoder, record: &[u8]) {
+pub(crate) fn agrees_with_its_addresses(decoder: &Decoder, record: &[u8]) {
     let addresses = decoder.addresses(record);
     match decoder.decode(record) {
         Ok(sighting) => {
@@ -399,7 +399,7 @@ proptest! {
         }
         let names = OFFSETS.iter().map(|(name, _)| *name);
         let wild = Layout::from_parts(names.zip(offsets), [], []);
-        agrees_with_its_addresses(&mut Decoder::new(Arc::new(wild), u64::MAX), &record);
-        agrees_with_its_addresses(&mut decoder(), &record);
+        agrees_with_its_addresses(&Decoder::new(Arc::new(wild), u64::MAX), &record);
+        agrees_with_its_addresses(&decoder(), &record);
     }
 }

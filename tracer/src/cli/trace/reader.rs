@@ -166,7 +166,7 @@ impl Reader {
         &mut self,
         entries: &[ListedEntry],
         netns: Netns,
-        tracer: &mut Tracer,
+        tracer: &Tracer,
         pipeline: &mut Recorded,
     ) {
         let (records, recording) = (&mut self.records, pipeline.is_recording());

@@ -123,12 +123,11 @@ impl<R: Read + Seek> Redaction<R> {
         let layout = Arc::new(self.header.layout());
         let mask = Mask::new(&layout);
         let rewriter = Rewriter::new(&layout);
-        let new_decoder = || Decoder::new(Arc::clone(&layout), self.header.clock_offset_ns);
-        let decoder = new_decoder();
+        let decoder = Decoder::new(layout, self.header.clock_offset_ns);
         let header = redacted_header(&self.header, names);
         let json = serde_json::to_vec(&header).map_err(|error| RedactError::Write(error.into()))?;
         let addresses = Addresses::default();
-        let mut blocks = Blocks::begin(to, json, header.started, mask.clone(), new_decoder(), addresses)
+        let mut blocks = Blocks::begin(to, json, header.started, mask.clone(), decoder.clone(), addresses)
             .map_err(RedactError::Write)?;
         let mut redacted = Redacted::default();
         let (mut block, mut assembler) = (Block::default(), Assembler::default());
