@@ -17,14 +17,12 @@ impl FlowTable {
         let Some(flow) = self.slots.get(index) else { return };
         let outcome = flow.outcome();
         let over = flow.is_over(outcome);
-        if over != flow.ended.is_some() {
-            // A repeated packet passed after all, unless a newer flow has its addresses.
-            let is_latest = || self.index.get(&Key::new(&flow.orig, flow.netns)) == Some(&index);
-            if over || is_latest() {
-                let ended = over.then_some(flow.last_seen);
-                if let Some(flow) = self.slots.get_mut(index) {
-                    flow.ended = ended;
-                }
+        let is_latest = || self.index.get(&Key::new(&flow.orig, flow.netns)) == Some(&index);
+        // If it is no longer over, a repeated packet passed after all, unless a newer flow has its addresses.
+        if over != flow.ended.is_some() && (over || is_latest()) {
+            let ended = over.then_some(flow.last_seen);
+            if let Some(flow) = self.slots.get_mut(index) {
+                flow.ended = ended;
             }
         }
         let Some(flow) = self.slots.get(index) else { return };
