@@ -283,7 +283,7 @@ impl std::fmt::Display for Ending {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::call::Call;
+    use crate::{call::Call, modules};
 
     fn guest(counted: bool) -> Guest {
         let kernel = Kernel { series: "6.1", release: "r".into(), image: "/k".into(), modules: "/m".into() };
@@ -319,16 +319,11 @@ mod tests {
     fn a_counted_guest_begins_after_the_objects_of_the_fixtures() {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
         let mut times = Vec::new();
-        let mut folders = vec![fixtures];
-        while let Some(folder) = folders.pop() {
-            for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
-                if path.is_dir() {
-                    folders.push(path);
-                } else if path.extension().is_some_and(|extension| extension == "json") {
-                    let text = fs::read_to_string(path).unwrap();
-                    let created = text.split("\"creationTimestamp\":").skip(1);
-                    times.extend(created.filter_map(|rest| Some(rest.split('"').nth(1)?.to_owned())));
-                }
+        for path in modules::files_below(&fixtures).unwrap() {
+            if path.extension().is_some_and(|extension| extension == "json") {
+                let text = fs::read_to_string(path).unwrap();
+                let created = text.split("\"creationTimestamp\":").skip(1);
+                times.extend(created.filter_map(|rest| Some(rest.split('"').nth(1)?.to_owned())));
             }
         }
         let newest = times.iter().max().unwrap();
