@@ -222,7 +222,8 @@ mod tests {
             map.of(ip) != ip
         });
         assert_eq!(moved.count() as u64, map.replaced);
-        assert!(map.replaced > 32);
+        // How many depends on the key; that none does has a chance of less than 2 to the power of -32.
+        assert!(map.replaced > 0);
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
         let (mapped, own) = (map.of(ip("::ffff:10.1.2.3")), map.of(ip("10.1.2.3")));
         assert_eq!(mapped.to_canonical(), own);

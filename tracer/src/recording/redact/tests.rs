@@ -255,6 +255,41 @@ fn has(text: &str, word: &str) -> bool {
     })
 }
 
+/// A redacted recording, as somebody searches it for an address.
+struct Copy {
+    text: String,
+    four: HashSet<[u8; 4]>,
+    sixteen: HashSet<[u8; 16]>,
+}
+
+impl Copy {
+    fn of(bytes: Vec<u8>) -> Self {
+        let (text, records, _) = contents(bytes);
+        // Times and identities, before these bytes, are numbers, which can be any.
+        let copied = || records.iter().filter_map(|record| record.get(32..));
+        Self {
+            text,
+            four: copied().flat_map(|bytes| bytes.array_windows().copied()).collect(),
+            sixteen: copied().flat_map(|bytes| bytes.array_windows().copied()).collect(),
+        }
+    }
+
+    /// Whether this address, which should have another one in its place, is anywhere in the copy.
+    fn has(&self, ip: IpAddr) -> bool {
+        let (stays, is_in_records) = match ip {
+            IpAddr::V4(ip) => (
+                ip.is_loopback() || ip.is_unspecified() || ip.is_broadcast() || ip.is_multicast(),
+                self.four.contains(&ip.octets()),
+            ),
+            IpAddr::V6(ip) => (
+                ip.is_loopback() || ip.is_unspecified() || ip.is_multicast(),
+                self.sixteen.contains(&ip.octets()),
+            ),
+        };
+        !stays && (is_in_records || has(&self.text, &ip.to_string()))
+    }
+}
+
 #[test]
 fn a_redacted_recording_has_the_same_classes_and_no_name() {
     let mut seen = BTreeSet::new();
@@ -270,37 +305,26 @@ fn a_redacted_recording_has_the_same_classes_and_no_name() {
         assert_eq!(classes(other.clone()), classes(bytes.clone()), "{place}");
 
         let (mut names, mut ips) = (BTreeSet::new(), BTreeSet::new());
-        let (_, _, values) = contents(bytes);
+        let (_, _, values) = contents(bytes.clone());
         for value in &values {
             originals(value, "", &mut names, &mut ips);
         }
-        let (text, records, _) = contents(other);
+        let mut copy = Copy::of(other);
         for name in names.iter().filter(|name| !ALLOWED.contains(&name.as_str())) {
             // Also a word of messages: "client error (Connect)".
-            assert!(name == "client" || !has(&text, name), "{place} has {name}");
+            assert!(name == "client" || !has(&copy.text, name), "{place} has {name}");
             seen.insert(name.clone());
         }
-        // Times and identities, before these bytes, are numbers, which can be any.
-        let copied = || records.iter().filter_map(|record| record.get(32..));
-        let four: HashSet<[u8; 4]> = copied().flat_map(|bytes| bytes.array_windows().copied()).collect();
-        let sixteen: HashSet<[u8; 16]> = copied().flat_map(|bytes| bytes.array_windows().copied()).collect();
-        for ip in &ips {
-            let stays = match ip {
-                IpAddr::V4(ip) => {
-                    ip.is_loopback() || ip.is_unspecified() || ip.is_broadcast() || ip.is_multicast()
-                }
-                IpAddr::V6(ip) => ip.is_loopback() || ip.is_unspecified() || ip.is_multicast(),
-            };
-            if stays {
-                continue;
+        // By chance, one key in hundreds maps one range to another of the recording's own: what stays stays with each key.
+        let mut left: Vec<_> = ips.into_iter().filter(|ip| copy.has(*ip)).collect();
+        for _ in 0..4 {
+            if left.is_empty() {
+                break;
             }
-            assert!(!has(&text, &ip.to_string()), "{place} has {ip}");
-            let is_in_records = match ip {
-                IpAddr::V4(ip) => four.contains(&ip.octets()),
-                IpAddr::V6(ip) => sixteen.contains(&ip.octets()),
-            };
-            assert!(!is_in_records, "{place}: {ip}");
+            copy = Copy::of(redacted(bytes.clone()).0);
+            left.retain(|ip| copy.has(*ip));
         }
+        assert!(left.is_empty(), "{place} has {left:?} with each of five keys");
     }
     for name in ["shop", "cart", "worker-1", "zone-a", "12f03645-0bdb-4841-b9b5-f7409393d9c8"] {
         assert!(seen.contains(name), "{name}: {seen:?}");
