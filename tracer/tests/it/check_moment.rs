@@ -126,10 +126,28 @@ fn a_kube_proxy_that_started_long_ago_and_lacks_rules_is_broken() {
 /// kube-proxy sets them before its first sync: a reading of that time may come before.
 #[test]
 fn the_settings_of_a_kube_proxy_that_is_starting_are_no_fault() {
-    for (synced, is_fault) in [("0", false), ("1795217098", true)] {
+    // The metrics of the third one were read after its first sync.
+    for (started, synced, is_fault) in
+        [("1795217090", "0", false), ("1795217090", "1795217098", true), ("1795217098", "1795217104", false)]
+    {
         let node = half_written();
-        times(&node, ["1795217090", "1795217098", synced]);
+        times(&node, [started, "1795217098", synced]);
         node.write("node/sysctl.txt", "net.ipv4.vs.conntrack = 0\n");
+        let report = node.check();
+        let setting = report.findings.iter().find(|finding| name(finding).starts_with("K11"));
+        assert_eq!(setting.is_some(), is_fault, "{:#?}", report.findings);
+    }
+}
+
+/// Its ports answer only after that.
+#[test]
+fn the_settings_of_a_kube_proxy_whose_ports_do_not_answer_yet_are_no_fault() {
+    for (started, is_fault) in [(1_795_217_098_u64, false), (1_795_210_000, true)] {
+        let node = half_written();
+        node.write("node/metrics.txt", "");
+        node.write("node/sysctl.txt", "net.ipv4.vs.conntrack = 0\n");
+        let process = serde_json::json!({"complete": true, "program": "kube-proxy", "started": started});
+        node.write("node/kube-proxy.process.json", &process.to_string());
         let report = node.check();
         let setting = report.findings.iter().find(|finding| name(finding).starts_with("K11"));
         assert_eq!(setting.is_some(), is_fault, "{:#?}", report.findings);

@@ -244,6 +244,7 @@ fn localhost(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
         || !ports
         || !wanted
         || sysctls.number("net/ipv4/conf/all/route_localnet") != Some(0)
+        || super::sync::may_lack_settings(facts)
     {
         return;
     }
@@ -262,15 +263,14 @@ fn localhost(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
     );
 }
 
-/// The kernel settings that IPVS mode needs and kube-proxy sets when it starts: before its first sync (`NewProxier` of
-/// pkg/proxy/ipvs/proxier.go), so that until then a setting may be read too early.
+/// The kernel settings that IPVS mode needs and kube-proxy sets when it starts.
 fn ipvs(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
     if facts.node.mode != Some(ProxyMode::Ipvs) {
         return;
     }
     let mut unset = |path: &str, class: Class, level: Level, effect: &str, action: Action| {
         let name = path.replace('/', ".");
-        if sysctls.number(path) == Some(0) && !super::sync::is_starting(facts) {
+        if sysctls.number(path) == Some(0) && !super::sync::may_lack_settings(facts) {
             findings.push(
                 Finding::new(class, format!("{name} is 0: {effect}"))
                     .level(level)

@@ -30,6 +30,8 @@ const SLOW_SYNC_SECS: f64 = 5.0;
 const MIN_OBSERVATIONS: f64 = 20.0;
 /// In seconds. A normal start does not wait longer than this for the first lists.
 const START_SECS: f64 = 60.0;
+/// In seconds. kube-proxy writes the kernel's settings within this time of its start, even on a busy node.
+const SETTINGS_SECS: f64 = 10.0;
 
 /// The longest wait of an update that has not failed: it may wait for one whole `minSyncPeriod` first.
 pub(crate) fn in_flight_limit(min_sync_period: Option<Duration>) -> Duration {
@@ -42,7 +44,7 @@ pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
     failing(facts, &times, findings);
     if let Some(metrics) = metrics {
         slow(metrics, findings);
-        starting(facts, metrics, findings);
+        starting(facts, findings);
     }
     health(facts, &times, findings);
 }
@@ -214,14 +216,24 @@ fn slow(metrics: &Metrics, findings: &mut Vec<Finding>) {
 /// the virtual servers come seconds before the ipsets and the iptables rules (`syncProxyRules` of
 /// pkg/proxy/ipvs/proxier.go).
 pub(super) fn is_starting(facts: &Facts) -> bool {
-    let Some(metrics) = facts.node.metrics.as_ref() else { return false };
-    let unwritten = metrics.sync_times().iter().any(|times| times.last_synced == 0.0);
-    unwritten && age(facts, metrics).is_some_and(|age| age <= START_SECS)
+    // Its ports do not answer before the first sync begins.
+    let unwritten =
+        facts.node.metrics.is_none() || facts.sync_times().iter().any(|times| times.last_synced == 0.0);
+    unwritten && age(facts).is_some_and(|age| age <= START_SECS)
 }
 
-/// The time since kube-proxy's start, in seconds.
-fn age(facts: &Facts, metrics: &Metrics) -> Option<f64> {
-    facts.now().zip(metrics.started()).map(|(now, started)| now - started)
+/// Whether the kernel's settings may have been read before kube-proxy wrote them at its start: in ipvs mode, and for node
+/// ports on 127.0.0.1, before its first sync (`NewProxier` of pkg/proxy/ipvs/proxier.go and of
+/// pkg/proxy/iptables/proxier.go). They are read before its metrics, which then may show a sync.
+pub(super) fn may_lack_settings(facts: &Facts) -> bool {
+    is_starting(facts) || age(facts).is_some_and(|age| age <= SETTINGS_SECS)
+}
+
+/// The time since kube-proxy's start, in seconds, of its metrics or of its process.
+fn age(facts: &Facts) -> Option<f64> {
+    let process = || facts.node.process.as_ref()?.started.map(|secs| Duration::from_secs(secs).as_secs_f64());
+    let started = facts.node.metrics.as_ref().and_then(Metrics::started).or_else(process)?;
+    Some(facts.now()? - started)
 }
 
 /// Whether a sync is under way: a queued update is not written yet, and younger than one that has failed.
@@ -232,11 +244,11 @@ pub(super) fn is_under_way(facts: &Facts) -> bool {
 }
 
 /// kube-proxy has not written its rules since it started.
-fn starting(facts: &Facts, metrics: &Metrics, findings: &mut Vec<Finding>) {
+fn starting(facts: &Facts, findings: &mut Vec<Finding>) {
     if !facts.never_wrote() || findings.iter().any(|finding| finding.class == Class::C2) {
         return;
     }
-    let age = age(facts, metrics);
+    let age = age(facts);
     let waits = facts.node.log.as_ref().is_some_and(|log| log.waiting_for_informers);
     let late = age.is_some_and(|age| age > START_SECS);
     let detail = match age {

@@ -15,6 +15,9 @@ use crate::{node::procfs, parse::ParseError};
 
 /// The most bytes of a command line that are read.
 const MAX_CMDLINE_BYTES: usize = 64 << 10;
+/// The units of a process's start time in `/proc/PID/stat`, per second: `USER_HZ`, which is 100 on every architecture
+/// that Kubernetes runs on (proc(5), time(7)).
+const TICKS_PER_SEC: u64 = 100;
 /// The most processes that are searched for kube-proxy.
 const MAX_PROCESSES: usize = 1 << 20;
 const KUBE_PROXY: &str = "kube-proxy";
@@ -37,6 +40,9 @@ pub struct ProcessList {
     /// Its process id, if the program is kube-proxy itself.
     #[serde(default)]
     pub pid: Option<u32>,
+    /// When that process was started, in seconds since the epoch, exact to about a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started: Option<u64>,
     /// The process id of a kube-proxy, or of a program that may contain it, in another network namespace, if there is
     /// none in this one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -71,6 +77,7 @@ impl ProcessList {
             }
             if comm == KUBE_PROXY {
                 list.pid = Some(pid);
+                list.started = started(root, &folder);
                 list.arguments = arguments(&folder);
                 list.program = Some(comm.to_owned());
                 break;
@@ -137,6 +144,17 @@ fn namespace(folder: &Path) -> Option<PathBuf> {
     fs::read_link(folder.join("ns/net")).ok()
 }
 
+/// When the process with this folder was started, in seconds since the epoch.
+fn started(root: &Path, folder: &Path) -> Option<u64> {
+    let boot = procfs::read_text(&root.join("stat")).ok()?;
+    let boot: u64 = boot.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()?;
+    let stat = procfs::read_text(&folder.join("stat")).ok()?;
+    // The name in parentheses may contain spaces and parentheses. The start is the 22nd field, and the state the third.
+    let (_, fields) = stat.rsplit_once(") ")?;
+    let ticks: u64 = fields.split(' ').nth(22 - 3)?.parse().ok()?;
+    boot.checked_add(ticks / TICKS_PER_SEC)
+}
+
 /// The command line of the process with this folder.
 fn arguments(folder: &Path) -> Vec<String> {
     let text = procfs::read_text(&folder.join("cmdline")).unwrap_or_default();
@@ -179,6 +197,20 @@ mod tests {
     }
 
     #[test]
+    fn a_process_has_a_start() {
+        let root = tempfile::tempdir().unwrap();
+        process(root.path(), 8, "kube-proxy", "/usr/bin/kube-proxy\0");
+        let started = || ProcessList::read(root.path()).unwrap().started;
+        assert_eq!(started(), None, "no file says when it was");
+        fs::write(root.path().join("stat"), "cpu  1 2\nbtime 1795217000\nprocesses 9\n").unwrap();
+        let stat = "8 (kube) proxy) S 1 8 8 0 -1 4194560 1 0 0 0 3 4 0 0 20 0 9 0 9812 1000 300 1844 1 1\n";
+        fs::write(root.path().join("8/stat"), stat).unwrap();
+        assert_eq!(started(), Some(1_795_217_098));
+        fs::write(root.path().join("8/stat"), "8 (kube-proxy) S 1").unwrap();
+        assert_eq!(started(), None, "a line that is cut off");
+    }
+
+    #[test]
     fn a_kube_proxy_of_another_network_namespace_is_not_this_nodes() {
         let root = tempfile::tempdir().unwrap();
         let namespace = |pid: &str, netns: &str| {
@@ -199,8 +231,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(complete in any::<bool>(), program in proptest::option::of("[a-z]{1,9}"), arguments in vec(any::<String>(), 0..5), pid in any::<Option<u32>>(), elsewhere in any::<Option<u32>>(), cpus in any::<Option<u32>>()) {
-            let list = ProcessList { complete, program, arguments, pid, elsewhere, cpus };
+        fn what_is_written_is_read(complete in any::<bool>(), program in proptest::option::of("[a-z]{1,9}"), arguments in vec(any::<String>(), 0..5), pid in any::<Option<u32>>(), started in any::<Option<u64>>(), elsewhere in any::<Option<u32>>(), cpus in any::<Option<u32>>()) {
+            let list = ProcessList { complete, program, arguments, pid, started, elsewhere, cpus };
             prop_assert_eq!(ProcessList::parse(&list.to_text()), Ok(list));
         }
 
