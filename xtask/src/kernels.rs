@@ -26,6 +26,14 @@ pub(crate) struct Series {
     suites: &'static [&'static str],
 }
 
+impl Series {
+    /// Whether it has kprobe.multi links (`CONFIG_FPROBE`), with which a process without `CAP_SYS_ADMIN` can probe modules
+    /// where `kernel.perf_event_paranoid` is 3, Debian's default.
+    pub(crate) fn has_kprobe_multi(&self) -> bool {
+        !matches!(self.name, "5.10" | "6.1")
+    }
+}
+
 /// Debian 11's kernel, Debian 12's own, the newer one in Debian 12's security archive, its `PREEMPT_RT` build, and the
 /// newest of all.
 pub(crate) const SERIES: &[Series] = &[

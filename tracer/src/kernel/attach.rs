@@ -72,7 +72,8 @@ impl Hint for AttachError {
             // perf_event_open(2).
             Self::Program { error, .. } if error.contains("perf_event_open") => Some(
                 "`sysctl kernel.perf_event_paranoid` shows whether the kernel refuses kprobes to a process without \
-                 CAP_SYS_ADMIN: from 3 on it does; set it to 2, or add SYS_ADMIN"
+                 CAP_SYS_ADMIN: from 3 on it does; set it to 2, or add SYS_ADMIN (of a DaemonSet in its manifest, with \
+                 `kubectl viptrace` by --sys-admin)"
                     .to_owned(),
             ),
             Self::Load(_) | Self::Program { .. } | Self::Tallies(_) | Self::Ring(_) => None,

@@ -27,6 +27,8 @@ pub(crate) struct PodOptions {
     pub(crate) namespace: String,
     /// Empty: every taint is tolerated.
     pub(crate) tolerations: Vec<Toleration>,
+    /// Adds `CAP_SYS_ADMIN`, for kernels that refuse their probes to the other capabilities (docs/limits.md).
+    pub(crate) sys_admin: bool,
     /// The cluster ends a Pod after this time, whatever happens to the plugin.
     pub(crate) deadline: Duration,
 }
@@ -96,6 +98,10 @@ pub(crate) fn manifest(options: &PodOptions, name: &str, node: &str, run: &str) 
         [] => vec![json!({"operator": "Exists"})],
         chosen => chosen.iter().map(Toleration::value).collect(),
     };
+    let mut capabilities = vec!["BPF", "NET_ADMIN", "PERFMON"];
+    if options.sys_admin {
+        capabilities.push("SYS_ADMIN");
+    }
     let secrets: Vec<Value> = options.pull_secrets.iter().map(|name| json!({"name": name})).collect();
     json!({
         "apiVersion": "v1",
@@ -136,12 +142,13 @@ pub(crate) fn manifest(options: &PodOptions, name: &str, node: &str, run: &str) 
                 "env": [{"name": "NODE_NAME", "value": node}],
                 "securityContext": {
                     "privileged": false,
-                    "allowPrivilegeEscalation": false,
+                    // The API server refuses `false` together with CAP_SYS_ADMIN.
+                    "allowPrivilegeEscalation": options.sys_admin,
                     "readOnlyRootFilesystem": true,
                     // A capability that the runtime adds is effective for root only.
                     "runAsUser": 0,
                     "runAsGroup": 0,
-                    "capabilities": {"drop": ["ALL"], "add": ["BPF", "NET_ADMIN", "PERFMON"]},
+                    "capabilities": {"drop": ["ALL"], "add": capabilities},
                     "seccompProfile": {"type": "RuntimeDefault"},
                 },
                 "resources": {
@@ -163,6 +170,7 @@ mod tests {
             pull_secrets: vec!["registry".to_owned()],
             namespace: "kube-system".to_owned(),
             tolerations: Vec::new(),
+            sys_admin: false,
             deadline: Duration::from_hours(1),
         }
     }
@@ -182,6 +190,17 @@ mod tests {
             (&json!(false), &json!(false))
         );
         assert_eq!(pod["spec"]["tolerations"], json!([{"operator": "Exists"}]));
+    }
+
+    #[test]
+    fn a_pod_gets_more_privileges_only_on_request() {
+        let pod = manifest(&PodOptions { sys_admin: true, ..options() }, "viptrace-1", "worker-1", "7f3a");
+        let context = &pod["spec"]["containers"][0]["securityContext"];
+        assert_eq!(context["capabilities"]["add"], json!(["BPF", "NET_ADMIN", "PERFMON", "SYS_ADMIN"]));
+        assert_eq!(
+            (&context["privileged"], &context["allowPrivilegeEscalation"]),
+            (&json!(false), &json!(true))
+        );
     }
 
     #[test]

@@ -22,6 +22,9 @@ pub fn text(why: &Why, paint: Paint, wide: bool) -> String {
         out.push('\n');
         write_cause(&mut out, cause, paint);
     }
+    if let Some(reason) = &why.no_trace {
+        let _ = writeln!(out, "\n{} {}", paint.text(Style::Unknown, "trace:"), safe(reason));
+    }
     if !why.probes.is_empty() {
         let _ = writeln!(out, "\n{}", paint.text(Style::Heading, "PROBES"));
         for probe in &why.probes {

@@ -42,10 +42,25 @@ pub struct Why {
     /// The observed flows by result.
     pub flows: Counts,
     pub probes: Vec<Probe>,
+    /// Why no node could be traced; `null` if one was.
+    pub no_trace: Option<String>,
     /// Facts that could not be observed.
     pub gaps: Vec<String>,
     /// The checks of the nodes.
     pub check: NodesReport,
+}
+
+/// The part of an answer that comes from the trace.
+#[derive(Clone, Debug, Default)]
+pub struct Observed<'a> {
+    /// The causes of the flows, the first one first.
+    pub causes: &'a [&'a Cause],
+    pub counts: Counts,
+    pub probes: Vec<Probe>,
+    /// Why no node could be traced; `None` if one was.
+    pub no_trace: Option<String>,
+    /// Facts that could not be observed.
+    pub gaps: Vec<String>,
 }
 
 /// The first cause with its evidence.
@@ -224,15 +239,9 @@ impl Why {
         self.summary = format!("{} is broken: {}", self.service, Finding::detail_of(&cause.root_cause));
     }
 
-    /// Joins the checks, the causes of the flows in their order, and the probes.
-    pub fn of(
-        service: String,
-        check: NodesReport,
-        causes: &[&Cause],
-        counts: Counts,
-        probes: Vec<Probe>,
-        gaps: Vec<String>,
-    ) -> Self {
+    /// Joins the checks and what was observed.
+    pub fn of(service: String, check: NodesReport, observed: Observed<'_>) -> Self {
+        let Observed { causes, counts, probes, no_trace, gaps } = observed;
         let checked = check.nodes.iter().filter(|node| node.state.is_some()).count();
         let faults: Vec<&SharedFinding> =
             check.findings.iter().filter(|shared| shared.finding.level == Level::Fault).collect();
@@ -274,13 +283,19 @@ impl Why {
             }
         }
         let failed_probe = probes.iter().any(|probe| !probe.is_established);
+        let unseen = no_trace.is_some() && probes.is_empty();
         let state = match &cause {
             Some(_) => State::Broken,
-            None if counts.unknown > 0 || failed_probe => State::Unknown,
+            None if counts.unknown > 0 || failed_probe || unseen => State::Unknown,
             None => check.state,
         };
-        let summary = summary(&service, state, cause.as_ref(), counts, &probes, &check);
-        Self { service, state, summary, cause, also, flows: counts, probes, gaps, check }
+        let summary = match (&cause, unseen) {
+            (None, true) => {
+                format!("no fault of {service} was found, but no node could be traced: {}", check.summary)
+            }
+            (cause, _) => summary(&service, state, cause.as_ref(), counts, &probes, &check),
+        };
+        Self { service, state, summary, cause, also, flows: counts, probes, no_trace, gaps, check }
     }
 }
 
@@ -431,7 +446,7 @@ mod tests {
     }
 
     fn why(check: NodesReport, causes: &[&Cause], counts: Counts, probes: Vec<Probe>) -> Why {
-        Why::of("shop/cart".into(), check, causes, counts, probes, Vec::new())
+        Why::of("shop/cart".into(), check, Observed { causes, counts, probes, ..Observed::default() })
     }
 
     fn probe(is_established: bool) -> Probe {
@@ -545,6 +560,23 @@ mod tests {
         let why = why(check(vec![no_endpoints()]), &[], Counts::default(), Vec::new());
         assert_eq!(why.cause.unwrap().class, Class::C20);
         assert_eq!(why.summary, "shop/cart is broken: shop/cart has no endpoints");
+    }
+
+    #[test]
+    fn nothing_is_called_healthy_without_a_trace() {
+        let untraced = |probes| {
+            let observed = Observed { probes, no_trace: Some("refused".into()), ..Observed::default() };
+            Why::of("shop/cart".into(), check(Vec::new()), observed)
+        };
+        let silent = untraced(Vec::new());
+        assert_eq!(silent.state, State::Unknown);
+        assert_eq!(
+            silent.summary,
+            "no fault of shop/cart was found, but no node could be traced: nothing broken on 2 nodes"
+        );
+        assert_eq!(silent.no_trace.as_deref(), Some("refused"));
+        assert_eq!(untraced(vec![probe(true)]).state, State::Healthy);
+        assert_eq!(untraced(vec![probe(false)]).state, State::Unknown);
     }
 
     #[test]

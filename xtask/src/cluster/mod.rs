@@ -123,6 +123,8 @@ pub(crate) struct Cluster {
     network: Network,
     binaries: Binaries,
     mode: Mode,
+    /// Whether a Pod of the plugin needs `CAP_SYS_ADMIN` to trace on the nodes' kernel.
+    needs_sys_admin: bool,
     state: PathBuf,
     applied: AtomicU64,
     /// What a scenario left out, for the line of its result.
@@ -193,6 +195,7 @@ impl Cluster {
             network,
             binaries: binaries.clone(),
             mode,
+            needs_sys_admin: !series.has_kprobe_multi(),
             state: state.clone(),
             applied: AtomicU64::new(0),
             notes: Vec::new(),

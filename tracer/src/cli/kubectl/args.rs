@@ -199,6 +199,9 @@ pub(crate) struct PodArgs {
     /// Tolerate this taint only: KEY[=VALUE][:EFFECT]; can be repeated [default: every taint]
     #[arg(long, value_name = "TAINT", value_parser = Toleration::parse)]
     toleration: Vec<Toleration>,
+    /// Give the Pods the capability `SYS_ADMIN` as well, for kernels that refuse probes without it, such as Debian 12's
+    #[arg(long)]
+    sys_admin: bool,
     /// How long a Pod may take to start
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = units::positive_duration)]
     pub(crate) pod_timeout: Duration,
@@ -218,6 +221,7 @@ impl Default for PodArgs {
             image_pull_secret: Vec::new(),
             pod_namespace: "kube-system".to_owned(),
             toleration: Vec::new(),
+            sys_admin: false,
             pod_timeout: Duration::from_mins(1),
             pod_deadline: Duration::from_hours(1),
             dry_run: None,
@@ -236,6 +240,7 @@ impl PodArgs {
             pull_secrets: self.image_pull_secret.clone(),
             namespace: self.pod_namespace.clone(),
             tolerations: self.toleration.clone(),
+            sys_admin: self.sys_admin,
             deadline: self.pod_deadline,
         }
     }

@@ -20,7 +20,7 @@ use super::{
     unless_stopped, with_session,
 };
 use crate::{
-    cli::{Outcome, ResultExt as _, args::Hooks, stop::Stop, target::Target},
+    cli::{Outcome, ResultExt as _, args::Hooks, hint::hint, stop::Stop, target::Target},
     cluster::{Cluster, Key},
     diagnosis::triage::{Scope, nodes::NodesReport},
     kernel::now,
@@ -34,7 +34,7 @@ use crate::{
     report::{self, Printer, View},
     session::{
         Arrival, Folded, Judged, NotJudged, Summary,
-        why::{Ends, FarEnd, Probe, Why},
+        why::{Ends, FarEnd, Observed, Probe, Why},
     },
     text::{count, list},
     verdict::Verdict,
@@ -115,15 +115,24 @@ pub(super) async fn run(
         };
         let (checks, ending) = tokio::join!(checks, observed);
         let far_end = seen.far_end(&trace);
-        let gaps = match ending {
-            Ok(ending) => ending.gaps,
+        let (no_trace, gaps) = match ending {
+            Ok(ending) => (None, ending.gaps),
             // The checks may still answer.
-            Err(error) => vec![format!("no trace: {error:#}")],
+            Err(error) => {
+                let todo = hint(&error).map(|hint| format!("; {hint}")).unwrap_or_default();
+                (Some(format!("{error:#}{todo}")), Vec::new())
+            }
         };
-        let gaps = gaps.into_iter().chain(seen.warnings).collect();
         let check = NodesReport::of(checks);
         let causes = seen.summary.causes();
-        let mut why = Why::of(key.to_string(), check, &causes, seen.summary.counts(), seen.probes, gaps);
+        let observed = Observed {
+            causes: &causes,
+            counts: seen.summary.counts(),
+            probes: seen.probes,
+            no_trace,
+            gaps: gaps.into_iter().chain(seen.warnings).collect(),
+        };
+        let mut why = Why::of(key.to_string(), check, observed);
         if let Some(far_end) = &far_end {
             why.add_far_end(far_end);
         }
