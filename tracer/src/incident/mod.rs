@@ -13,7 +13,8 @@ mod trail;
 
 pub use pathfinder::{Found, Pathfinder};
 pub use rate::{Rate, Span};
-pub use story::{Beside, Change, Chapter, Ended, Names, Story};
+pub(crate) use story::APART;
+pub use story::{Beside, Bout, Change, Chapter, Ended, Names, Story};
 pub use timeline::{Moment, Timeline, Track};
 pub(crate) use trail::complete;
 pub use trail::{RulesThen, Trail, TrailStep, Way};

@@ -33,6 +33,11 @@ pub(crate) const BEFORE: Duration = Duration::from_hours(1);
 const AFTER: Duration = Duration::from_secs(30);
 /// A failure is over if the Service was observed for at least so long after the last failed flow.
 const QUIET: Duration = Duration::from_secs(30);
+/// Failed flows that are farther apart are of different bouts: a fault that hits one connection of many, at a Service with
+/// little traffic, shows itself more often.
+pub(crate) const APART: Duration = Duration::from_mins(10);
+/// The most bouts of one cause; later flows belong to the last one.
+const MAX_BOUTS: usize = 64;
 /// The changes of different nodes that are one, if they are no farther apart.
 const SAME: Duration = Duration::from_secs(15);
 
@@ -61,6 +66,8 @@ pub struct Chapter {
     pub verdict: Box<Verdict>,
     /// Flows whose last verdict it is.
     pub flows: u64,
+    /// The times in which they failed, in their order, at least [`APART`] from each other.
+    bouts: Vec<Bout>,
     /// The last failed flow.
     pub last: Timestamp,
     /// The first flow of the Service that was answered after it.
@@ -74,6 +81,14 @@ pub struct Chapter {
     pub changes: Vec<Change>,
     /// Until when `changes` is complete.
     changes_until: Timestamp,
+}
+
+/// Failed flows of one cause without a long pause between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bout {
+    pub first: Timestamp,
+    pub last: Timestamp,
+    pub flows: u64,
 }
 
 /// A change with the node that noticed it, if it concerns that node only.
@@ -167,7 +182,6 @@ impl Story {
         if let Some(before) = &judged.before
             && let Some(chapter) = self.chapters.get_mut(&(before.class, before.service.clone()))
         {
-            chapter.flows = chapter.flows.saturating_sub(1);
             self.room += chapter.forget(verdict);
         }
         let failed = verdict.has_failed();
@@ -264,6 +278,7 @@ impl Chapter {
             first: Box::new(verdict.clone()),
             verdict: Box::new(verdict.clone()),
             flows: 0,
+            bouts: Vec::new(),
             last: verdict.flow.started,
             answered: None,
             clients: Names::default(),
@@ -282,6 +297,7 @@ impl Chapter {
             *self.verdict = verdict.clone();
         }
         let flow = &verdict.flow;
+        self.add_to_bouts(flow.started);
         if flow.started < self.first.flow.started {
             *self.first = verdict.clone();
         }
@@ -297,8 +313,34 @@ impl Chapter {
         self.nodes.extend(flow.node.clone());
     }
 
-    /// Forgets the record of a flow that has a later verdict. Returns the number of records less.
+    /// The times in which its flows failed: several if there were long pauses.
+    pub fn bouts(&self) -> impl Iterator<Item = Bout> {
+        self.bouts.iter().copied().filter(|bout| bout.flows > 0)
+    }
+
+    fn add_to_bouts(&mut self, started: Timestamp) {
+        let at = self.bouts.partition_point(|bout| bout.first <= started);
+        self.bouts.insert(at, Bout { first: started, last: started, flows: 1 });
+        let mut room = MAX_BOUTS;
+        self.bouts.dedup_by(|later, earlier| {
+            let is_one = later.first.since(earlier.last) < APART || room <= 1;
+            if is_one {
+                earlier.last = earlier.last.max(later.last);
+                earlier.flows += later.flows;
+            } else {
+                room -= 1;
+            }
+            is_one
+        });
+    }
+
+    /// Forgets a flow that has a later verdict, and its record. Returns the number of records less.
     fn forget(&mut self, later: &Verdict) -> usize {
+        self.flows = self.flows.saturating_sub(1);
+        let at = self.bouts.partition_point(|bout| bout.first <= later.flow.started);
+        if let Some(bout) = at.checked_sub(1).and_then(|at| self.bouts.get_mut(at)) {
+            bout.flows = bout.flows.saturating_sub(1);
+        }
         let before = self.records.len();
         let flow = |verdict: &Verdict| {
             let flow = &verdict.flow;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::{
     class::Class,
-    incident::{Change, Chapter, Ended, Rate, Story},
+    incident::{APART, Bout, Change, Chapter, Ended, Rate, Story},
     session::Ending,
     text::{count, length, safe},
     verdict::ServiceRef,
@@ -48,6 +48,28 @@ pub(super) fn service(service: Option<&ServiceRef>) -> Option<String> {
 pub(super) fn last(chapter: &Chapter, ending: &Ending) -> String {
     let lasted = chapter.last.since(chapter.first.flow.started);
     format!("{}, {} later", chapter.last.beside(ending.started), length(lasted))
+}
+
+/// The most bouts that are listed.
+const MAX_BOUTS: usize = 4;
+
+/// The times in which flows failed, if there were long pauses between them: `2, at least 10 min apart: …`.
+pub(super) fn bouts(chapter: &Chapter, ending: &Ending) -> Option<String> {
+    let all: Vec<Bout> = chapter.bouts().collect();
+    if all.len() < 2 {
+        return None;
+    }
+    let mut listed: Vec<String> = Vec::new();
+    for Bout { first, last, flows } in all.iter().take(MAX_BOUTS) {
+        let until = if last > first { format!(" to {}", last.beside(*first)) } else { String::new() };
+        listed.push(format!("{}{until} ({})", first.beside(ending.started), count(*flows, "flow")));
+    }
+    let hidden = all.len().saturating_sub(MAX_BOUTS);
+    if hidden > 0 {
+        listed.push(format!("and {hidden} more"));
+    }
+    let minutes = APART.as_secs() / 60;
+    Some(format!("{}, at least {minutes} min apart: {}", all.len(), listed.join(", ")))
 }
 
 /// When the failures ended.

@@ -73,6 +73,9 @@ fn what_happened(out: &mut String, paint: Paint, story: &Story, chapter: &Chapte
     let node = first.node.as_deref().map_or_else(String::new, |node| format!(" on {}", safe(node)));
     line(out, &format!("first   {}{node}: {}", first.started.beside(ending.started), way.join(" -> ")));
     line(out, &format!("last    {}", outline::last(chapter, ending)));
+    if let Some(bouts) = outline::bouts(chapter, ending) {
+        line(out, &format!("bouts   {bouts}"));
+    }
     line(out, &format!("ended   {}", outline::ended(story, chapter, ending)));
     for piece in verdict.evidence.iter().take(MAX_NAMES) {
         let time = piece.time.map(|time| time.beside(verdict.time) + " ").unwrap_or_default();
@@ -254,4 +257,39 @@ fn heading(out: &mut String, paint: Paint, text: &str) {
 
 fn line(out: &mut String, text: &str) {
     let _ = writeln!(out, "  {text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::report::fixture::fault;
+
+    /// The line of bouts in a story of flows that failed after so many seconds.
+    fn bouts(seconds: &[u64]) -> Option<String> {
+        let began = fault().flow.started;
+        let verdicts = seconds.iter().map(|seconds| {
+            let mut verdict = fault();
+            verdict.flow.started = began.saturating_add(Duration::from_secs(*seconds));
+            verdict
+        });
+        let ending = Ending { started: began, ..Ending::default() };
+        let text = render(&Story::of(verdicts, &[]), &["worker-1".into()], &ending, Paint(false));
+        text.lines().find_map(|line| Some(line.strip_prefix("  bouts   ")?.to_owned()))
+    }
+
+    #[test]
+    fn failures_with_long_pauses_between_them_are_several_bouts() {
+        assert_eq!(bouts(&[0, 1, 590]), None);
+        assert_eq!(
+            bouts(&[0, 5, 1200, 1260, 4000]).unwrap(),
+            "3, at least 10 min apart: 00:01:41.000 to 00:01:46.000 (2 flows), 00:21:41.000 to 00:22:41.000 (2 flows), \
+             01:08:21.000 (1 flow)"
+        );
+        assert_eq!(bouts(&[0, 900, 400]), None, "the last one joins the others");
+        let many: Vec<u64> = (0..70).map(|number| number * 1000).collect();
+        let text = bouts(&many).unwrap();
+        assert!(text.starts_with("64, ") && text.ends_with(", and 60 more"), "{text}");
+    }
 }

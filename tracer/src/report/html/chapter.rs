@@ -62,6 +62,9 @@ fn happened(html: &mut Html, page: Page<'_>, chapter: &Chapter) {
         fact(html, "Failed flows", &chapter.flows.to_string());
         fact(html, "First", &chapter.first.flow.started.beside(page.ending.started));
         fact(html, "Last", &outline::last(chapter, page.ending));
+        if let Some(bouts) = outline::bouts(chapter, page.ending) {
+            fact(html, "Bouts", &bouts);
+        }
         fact(html, "Ended", &outline::ended(page.story, chapter, page.ending));
         if let Some(mode) = &verdict.kube_proxy_mode {
             let version = verdict.kube_proxy_version.as_deref().unwrap_or("of unknown version");
