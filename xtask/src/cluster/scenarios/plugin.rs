@@ -7,7 +7,7 @@ use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
@@ -37,6 +37,8 @@ pub(super) struct Ran {
     pub(super) exit: Option<i32>,
     out: String,
     err: String,
+    /// The time from the plugin's connections to the end of its answer; `None` if it made none.
+    answered_in: Option<Duration>,
 }
 
 impl Ran {
@@ -59,7 +61,7 @@ fn program(cluster: &Cluster) -> Result<PathBuf> {
 
 /// Runs the plugin to its end.
 pub(super) fn run_plugin(cluster: &Cluster, words: &[&str]) -> Result<Ran> {
-    finish(command(cluster, words)?)
+    watch(command(cluster, words)?, |_| Ok(()))
 }
 
 fn command(cluster: &Cluster, words: &[&str]) -> Result<Command> {
@@ -71,19 +73,18 @@ fn command(cluster: &Cluster, words: &[&str]) -> Result<Command> {
     Ok(command)
 }
 
-fn finish(mut command: Command) -> Result<Ran> {
-    let output = command.output().context("could not start the plugin")?;
-    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-    Ok(Ran { exit: output.status.code(), out: text(output.stdout), err: text(output.stderr) })
-}
-
 /// The same, with a look at each line of its messages at once.
 pub(super) fn run_watched(
     cluster: &Cluster,
     words: &[&str],
     mut look: impl FnMut(&Cluster, &str) -> Result<()>,
 ) -> Result<Ran> {
-    let mut child = command(cluster, words)?
+    watch(command(cluster, words)?, |line| look(cluster, line))
+}
+
+/// Runs the plugin to its end, with a look at each line of its messages.
+fn watch(mut command: Command, mut look: impl FnMut(&str) -> Result<()>) -> Result<Ran> {
+    let mut child = command
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -91,16 +92,20 @@ pub(super) fn run_watched(
     let out = child.stdout.take().context("the plugin has no standard output")?;
     let out = thread::spawn(move || io::read_to_string(out));
     let lines = BufReader::new(child.stderr.take().context("the plugin has no standard error")?).lines();
-    let mut err = String::new();
+    let (mut err, mut connected) = (String::new(), None);
     for line in lines {
         let line = line.context("could not read the messages of the plugin")?;
-        look(cluster, &line)?;
+        if line.contains("connects to ") {
+            connected.get_or_insert_with(Instant::now);
+        }
+        look(&line)?;
         err.push_str(&line);
         err.push('\n');
     }
     let status = child.wait().context("could not wait for the plugin")?;
     let out = out.join().map_err(|_| anyhow::anyhow!("the reader of the plugin's output panicked"))?;
-    Ok(Ran { exit: status.code(), out: out.context("could not read the output of the plugin")?, err })
+    let out = out.context("could not read the output of the plugin")?;
+    Ok(Ran { exit: status.code(), out, err, answered_in: connected.map(|since| since.elapsed()) })
 }
 
 /// Fails if a Pod of the plugin is left.
@@ -252,12 +257,19 @@ pub(super) fn why(cluster: &mut Cluster, namespace: &str) -> Result<()> {
     let service = format!("{namespace}/web");
     let healthy = run_plugin(cluster, &["why", &service, "--probe", "--yes"])?;
     ensure!(healthy.exit == Some(0), "a healthy Service: {:?}\n{}", healthy.exit, healthy.text());
+    let mut answered_in: Vec<Duration> = healthy.answered_in.into_iter().collect();
     let mut wrong = Vec::new();
     for fault in FAULTS_OF_SERVICE {
-        if let Err(error) = with_fault(cluster, &workload, namespace, fault) {
-            wrong.push(format!("{}: {error:#}", fault.name));
+        match with_fault(cluster, &workload, namespace, fault) {
+            Ok(ran) => answered_in.extend(ran.answered_in),
+            Err(error) => wrong.push(format!("{}: {error:#}", fault.name)),
         }
         expect_no_pod(cluster)?;
+    }
+    if let (Some(shortest), Some(longest)) = (answered_in.iter().min(), answered_in.iter().max()) {
+        let [shortest, longest] = [shortest, longest].map(Duration::as_secs_f64);
+        cluster
+            .note(format!("answers with a probe took {shortest:.1} to {longest:.1} s after the Pods' start"));
     }
     if let Err(error) = full_table(cluster, &workload, &service) {
         wrong.push(format!("table-full: {error:#}"));
@@ -286,7 +298,7 @@ fn with_fault(cluster: &mut Cluster, workload: &Workload<'_>, namespace: &str, f
 
 /// Runs `why` while connections fail.
 fn judge(cluster: &mut Cluster, workload: &Workload<'_>, service: &str, fault: &Fault) -> Result<Ran> {
-    let mut words = vec!["why", service, "-o", "json", "--quiet"];
+    let mut words = vec!["why", service, "-o", "json"];
     if fault.probes {
         words.extend(["--probe", "--yes"]);
     } else {
@@ -500,8 +512,8 @@ fn killed(cluster: &mut Cluster, service: &str) -> Result<()> {
 fn two_at_once(cluster: &mut Cluster, service: &str) -> Result<()> {
     let words = ["why", service, "--probe", "--yes"];
     let (first, second) = (command(cluster, &words)?, command(cluster, &words)?);
-    let first = thread::spawn(move || finish(first));
-    let second = finish(second);
+    let first = thread::spawn(move || watch(first, |_| Ok(())));
+    let second = watch(second, |_| Ok(()));
     let first = first.join().map_err(|_| anyhow::anyhow!("the thread of the first run panicked"))?;
     for ran in [first?, second?] {
         expect(&ran, 0, &["nothing wrong with"])?;
