@@ -372,6 +372,16 @@ fn a_node_in_ipvs_mode_needs_its_device_with_every_address() {
     without.edit("node/ip-addr.json", |text| text.replace("10.96.10.10", "10.96.10.99"));
     let report = without.check();
     assert_eq!(besides(&report), ["C11 shop/cart"], "{:#?}", report.findings);
+    let unwritten = node();
+    unwritten.edit("node/ip-addr.json", |text| text.replace("10.96.10.10", "10.96.10.99"));
+    for file in ["node/ipvsadm-save.txt", "node/ipvsadm-list.txt"] {
+        unwritten.edit(file, |text| {
+            text.lines().filter(|line| !line.contains("10.96.10.10:")).collect::<Vec<_>>().join("\n")
+        });
+    }
+    let report = unwritten.check();
+    assert!(besides(&report).iter().all(|found| !found.starts_with("C11")), "{:#?}", report.findings);
+    assert!(besides(&report).iter().any(|found| found.ends_with("shop/cart")), "{:#?}", report.findings);
     let renamed = node();
     renamed.edit("node/ip-addr.json", |text| text.replace("kube-ipvs0", "kube-ipvs1"));
     assert!(only(&renamed.check(), Class::C11).root_cause.contains("kube-ipvs0 is missing"));

@@ -188,7 +188,8 @@ fn never_wrote(facts: &Facts) -> bool {
         .is_none_or(|metrics| metrics.sync_times().iter().all(|times| times.last_synced == 0.0))
 }
 
-/// K7: in IPVS mode each VIP is an address of kube-ipvs0.
+/// K7: in IPVS mode each VIP is an address of kube-ipvs0. kube-proxy adds it with the VIP's virtual server (`syncService` of
+/// pkg/proxy/ipvs/proxier.go); without that, the missing server is the finding, or the change is in flight.
 fn ipvs_device(facts: &Facts, findings: &mut Vec<Finding>) {
     let serves = facts.node.has_rules_of(ProxyMode::Ipvs) == Presence::Present;
     if facts.node.mode != Some(ProxyMode::Ipvs) || !serves {
@@ -210,10 +211,12 @@ fn ipvs_device(facts: &Facts, findings: &mut Vec<Finding>) {
         return;
     }
     let Some(history) = facts.services() else { return };
+    let virtual_servers = facts.node.rules.servers.as_deref().unwrap_or_default();
     for service in history.services().filter(|service| !service.headless && service.proxy_name.is_none()) {
         let missing: Vec<String> = service
             .cluster_ips
             .iter()
+            .filter(|ip| virtual_servers.iter().any(|server| server.address.ip() == **ip))
             .filter(|ip| !device.addresses.iter().any(|(address, _)| address == *ip))
             .filter(|ip| ip.is_ipv4() || device.addresses.iter().any(|(address, _)| address.is_ipv6()))
             .map(ToString::to_string)

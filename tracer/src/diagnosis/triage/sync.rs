@@ -30,8 +30,9 @@ const SLOW_SYNC_SECS: f64 = 5.0;
 const MIN_OBSERVATIONS: f64 = 20.0;
 /// In seconds. A normal start does not wait longer than this for the first lists.
 const START_SECS: f64 = 60.0;
-/// In seconds. kube-proxy writes the kernel's settings within this time of its start, even on a busy node.
-const SETTINGS_SECS: f64 = 10.0;
+/// In seconds. kube-proxy writes the kernel's settings within this time of its start, and a check that reads them first
+/// reads its metrics within it.
+const SETTINGS_SECS: f64 = 3.0;
 
 /// The longest wait of an update that has not failed: it may wait for one whole `minSyncPeriod` first.
 pub(crate) fn in_flight_limit(min_sync_period: Option<Duration>) -> Duration {
