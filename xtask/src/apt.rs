@@ -30,6 +30,7 @@ pub(crate) const GUEST: &[&str] = &[
     "conntrack",
     "ipset",
     "ipvsadm",
+    "tcpdump",
 ];
 /// To fill the container image that reads rules.
 pub(crate) const IMAGE: &[&str] = &["iptables", "nftables", "ipset", "netbase"];
@@ -44,7 +45,7 @@ pub(crate) const BROWSER: &[&str] = &["chromium"];
 /// To build libFuzzer from source and to link it.
 pub(crate) const FUZZ: &[&str] = &["gcc", "g++", "libc6-dev"];
 /// The tools that the benchmark compares with.
-pub(crate) const BENCH: &[&str] = &["tcpdump", "bpftrace"];
+pub(crate) const BENCH: &[&str] = &["bpftrace"];
 /// To start a cluster's nodes and to make their disk. `dpkg-dev` unpacks the source of Kubernetes.
 pub(crate) const CLUSTER: &[&str] = &[
     "qemu-system-x86",

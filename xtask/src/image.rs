@@ -35,6 +35,7 @@ const TOOLS: &[&[&str]] = &[
     &["/usr/bin/kmod", "/bin/kmod"],
     &["/usr/sbin/conntrack"],
     &["/usr/sbin/ipvsadm", "/sbin/ipvsadm"],
+    &["/usr/bin/tcpdump", "/usr/sbin/tcpdump"],
 ];
 /// Host programs that list a node's rules, which have no other reader.
 const RULE_LISTERS: &[&[&str]] = &[
@@ -44,7 +45,7 @@ const RULE_LISTERS: &[&[&str]] = &[
     &["/usr/sbin/ipset", "/sbin/ipset"],
 ];
 /// Programs that only the benchmark runs.
-const BENCH_TOOLS: &[&[&str]] = &[&["/usr/bin/tcpdump", "/usr/sbin/tcpdump"], &["/usr/bin/bpftrace"]];
+const BENCH_TOOLS: &[&[&str]] = &[&["/usr/bin/bpftrace"]];
 /// kmod's function depends on the name by which it is called. The kernel loads modules with /sbin/modprobe.
 const KMOD_NAMES: &[&str] = &["depmod", "insmod", "lsmod", "modinfo", "modprobe", "rmmod"];
 

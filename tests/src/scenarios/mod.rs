@@ -10,6 +10,7 @@ mod check_kernel;
 mod clock;
 mod every_kind;
 mod exit_status;
+mod explain_pcap;
 mod failures;
 mod few_capabilities;
 mod firewall;
@@ -230,6 +231,7 @@ pub const ALL: &[Scenario] = &[
     scenario("check-virtual-servers", check::virtual_servers::story).on(IPVS_ONLY),
     scenario("exit-status", exit_status::story),
     scenario("path-live", path_live::story),
+    scenario("explain-pcap", explain_pcap::story),
     scenario("recording-cut-off", recording::cut_off),
     scenario("recording-disk-full", recording::disk_full),
     scenario("recording-losses", recording::losses),
