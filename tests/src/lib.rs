@@ -31,4 +31,5 @@ pub mod tool;
 pub mod topology;
 pub mod traffic;
 pub mod wait;
+pub mod watcher;
 pub mod world;

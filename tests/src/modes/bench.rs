@@ -2,19 +2,17 @@
 //! in turn. On a guest whose clock counts instructions (QEMU's `-icount`) a nanosecond is an instruction, independent
 //! of the host's load. It defines the method and emits metric lines; the host evaluates them.
 
-mod watcher;
-
 use std::{fs, time::Instant};
 
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 
-use self::watcher::{Ready, Watcher};
 use super::workload::{self, Workload};
 use crate::{
     boot, console,
     dataplane::{Mode, Variant},
     rules,
+    watcher::{Ready, Watcher},
     world::{NODE, Stage, Watch, World},
 };
 

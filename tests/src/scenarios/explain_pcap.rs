@@ -1,12 +1,7 @@
 //! tcpdump captures the connections of a client on every interface of the node, where each packet passes twice and NAT changes
 //! its addresses. `explain-pcap` counts each packet once and gives each connection the verdict of the recording.
 
-use std::{
-    fs::{self, File},
-    net::SocketAddr,
-    process::{Child, Command, Stdio},
-    time::Duration,
-};
+use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -16,18 +11,17 @@ use crate::{
     expect::Endpoint,
     invocation::Invocation,
     replay::RECORDING,
-    sys,
     traffic::{
         Attempt, Outcome, all_ended,
         client::{self, Script},
         server::EXCHANGE,
     },
     wait,
+    watcher::{Ready, Watcher},
     world::Stage,
 };
 
 const CAPTURE: &str = "/tmp/node.pcap";
-const MESSAGES: &str = "/tmp/tcpdump.stderr";
 const LIMIT: Duration = Duration::from_mins(1);
 
 pub(super) fn story(stage: &mut Stage) -> Result<()> {
@@ -37,7 +31,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     let there = stage.serve("shop/cart-3", 8080, EXCHANGE)?;
     let from = stage.place("shop/client-1")?;
     stage.watch()?;
-    let tcpdump = Tcpdump::start(&from.address.to_string())?;
+    let tcpdump = capture(&from.address.to_string())?;
 
     let healthy = client::connect(from, stage.vip("shop/cart", "http")?, 4, 1, Script::exchange())?;
     all_ended(&healthy, &Outcome::Done)?;
@@ -48,7 +42,8 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
         (explain().ok()?.iter().filter(|connection| has_end(connection)).count() == all).then_some(())
     })
     .with_context(|| format!("it has {:#?}", explain()))?;
-    tcpdump.stop()?;
+    let status = tcpdump.stop()?;
+    ensure!(status.success(), "tcpdump ended with {status}");
 
     stage.expect_by_server(
         &healthy,
@@ -66,6 +61,15 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
         Ok(())
     });
     Ok(())
+}
+
+/// tcpdump on every interface of the node, of what this address sends and receives.
+fn capture(address: &str) -> Result<Watcher> {
+    // In its default mode the kernel hands out packets late. In this one, without a short snapshot length, its buffer has
+    // room for eight packets.
+    let options = ["-Z", "root", "-U", "--immediate-mode", "-s", "128", "-i", "any", "-w", CAPTURE];
+    let filter = ["tcp", "and", "host", address];
+    Watcher::start("tcpdump", &[options.as_slice(), &filter].concat(), &Ready::Printed("listening on"))
 }
 
 /// Whether the connection was refused, or exchanged a request and an answer.
@@ -96,45 +100,4 @@ fn is_explained(found: &[Value], attempt: &Attempt, class: &str) -> Result<()> {
         "only one side of NAT was captured: {connection:#}"
     );
     Ok(())
-}
-
-/// A running tcpdump on every interface of the node.
-struct Tcpdump(Child);
-
-impl Tcpdump {
-    /// Captures what this address sends and receives, and waits until it does.
-    fn start(address: &str) -> Result<Self> {
-        // In its default mode the kernel hands out packets late. In this one, without a short snapshot length, its buffer has
-        // room for eight packets.
-        let options = ["-Z", "root", "-U", "--immediate-mode", "-s", "128", "-i", "any", "-w", CAPTURE];
-        let child = Command::new("tcpdump")
-            .args(options)
-            .args(["tcp", "and", "host", address])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(File::create(MESSAGES).with_context(|| format!("creating {MESSAGES}"))?)
-            .spawn()
-            .context("starting tcpdump; is it in the guest image?")?;
-        let tcpdump = Self(child);
-        wait::until("tcpdump to listen", LIMIT, || {
-            let messages = fs::read_to_string(MESSAGES).unwrap_or_default();
-            messages.contains("listening on").then_some(())
-        })?;
-        Ok(tcpdump)
-    }
-
-    fn stop(mut self) -> Result<()> {
-        sys::terminate(self.0.id()).context("terminating tcpdump")?;
-        let status = self.0.wait().context("waiting for tcpdump")?;
-        ensure!(status.success(), "tcpdump ended with {status}");
-        Ok(())
-    }
-}
-
-impl Drop for Tcpdump {
-    fn drop(&mut self) {
-        // It may have ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }

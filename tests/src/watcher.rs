@@ -1,10 +1,11 @@
-//! A tool under measurement: starts it, waits until it is ready, reads its CPU time and memory from /proc, and stops it
+//! A tool that watches the node: starts it, waits until it is ready, reads its CPU time and memory from /proc, and stops it
 //! as Ctrl-C does.
 
 use std::{
+    ffi::OsStr,
     fs::{self, File},
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -20,11 +21,12 @@ const SETTLED: Duration = Duration::from_millis(500);
 const SETTLED_CPU_NS: u64 = 4_000_000;
 /// How long an idle tool is measured.
 const IDLE: Duration = Duration::from_secs(1);
-const STDERR: &str = "/tmp/bench.stderr";
+const STDOUT: &str = "/tmp/watcher.stdout";
+const STDERR: &str = "/tmp/watcher.stderr";
 
 /// How a tool reports that it is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ready {
+pub enum Ready {
     /// It writes this file.
     File(&'static str),
     /// Its standard error contains this text.
@@ -33,26 +35,30 @@ pub(super) enum Ready {
     Settled,
 }
 
-pub(super) struct Watcher {
+/// A running tool.
+#[derive(Debug)]
+pub struct Watcher {
     child: Child,
     name: String,
-    pub(super) ready_at: Instant,
+    pub ready_at: Instant,
 }
 
 impl Watcher {
-    pub(super) fn start(program: &str, arguments: &[String], ready: &Ready) -> Result<Self> {
+    /// Starts the tool and waits until it is ready. Only one at a time: the next one overwrites its output.
+    pub fn start(program: &str, arguments: &[impl AsRef<OsStr>], ready: &Ready) -> Result<Self> {
         if let Ready::File(path) = ready
             && Path::new(path).exists()
         {
             fs::remove_file(path).with_context(|| format!("removing {path}"))?;
         }
+        let create = |path| File::create(path).with_context(|| format!("making {path}"));
         let child = Command::new(program)
             .args(arguments)
             .stdin(Stdio::null())
-            .stdout(File::create("/tmp/bench.stdout").context("making /tmp/bench.stdout")?)
-            .stderr(File::create(STDERR).context("making /tmp/bench.stderr")?)
+            .stdout(create(STDOUT)?)
+            .stderr(create(STDERR)?)
             .spawn()
-            .with_context(|| format!("starting {program}; is it in the bench image?"))?;
+            .with_context(|| format!("starting {program}; is it in the guest image?"))?;
         let mut watcher = Self { child, name: program.to_owned(), ready_at: Instant::now() };
         watcher.wait_until_ready(ready)?;
         Ok(watcher)
@@ -91,7 +97,7 @@ impl Watcher {
     }
 
     /// The CPU time of all its threads so far.
-    pub(super) fn cpu_ns(&self) -> Result<u64> {
+    pub fn cpu_ns(&self) -> Result<u64> {
         let folder = format!("/proc/{}/task", self.child.id());
         let mut total = 0;
         for task in fs::read_dir(&folder).with_context(|| format!("reading {folder}"))?.flatten() {
@@ -107,20 +113,20 @@ impl Watcher {
     }
 
     /// The CPU time used since `before`, including the next second without traffic: deferred work counts too.
-    pub(super) fn cpu_with_idle_ns(&self, before: u64) -> Result<u128> {
+    pub fn cpu_with_idle_ns(&self, before: u64) -> Result<u128> {
         wait::until_older_than(Instant::now(), IDLE);
         Ok(u128::from(self.cpu_ns()?.saturating_sub(before)))
     }
 
-    pub(super) fn rss_bytes(&self) -> Result<u64> {
+    pub fn rss_bytes(&self) -> Result<u64> {
         Ok(Status::read(self.child.id())?.kib("VmRSS")? * 1024)
     }
 
-    pub(super) fn stop(mut self) -> Result<()> {
+    /// Interrupts the tool and waits for its end.
+    pub fn stop(mut self) -> Result<ExitStatus> {
         sys::interrupt(self.child.id()).with_context(|| format!("interrupting {}", self.name))?;
         wait::until(&format!("{} to end", self.name), STOP_LIMIT, || self.child.try_wait().transpose())?
             .with_context(|| format!("waiting for {}", self.name))
-            .map(drop)
     }
 }
 
