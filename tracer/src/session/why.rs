@@ -225,7 +225,7 @@ impl Why {
                 format!("{from} sends connections to {endpoint}, and they never arrive at {node}, its node");
             cause.root_cause = FindingRecord::of(Finding::new(Class::C29, what), Some(node)).root_cause;
             cause.place = Some(format!("between {from} and {node}"));
-            self.summary = format!("{} is broken: {}", self.service, Finding::detail_of(&cause.root_cause));
+            self.summary = broken(&self.service, cause);
         }
         if *fate != Some(Fate::Stopped) {
             return;
@@ -236,7 +236,7 @@ impl Why {
         cause.root_cause = found.root_cause;
         cause.mitigation = found.mitigation;
         cause.place = Some(format!("on {node}"));
-        self.summary = format!("{} is broken: {}", self.service, Finding::detail_of(&cause.root_cause));
+        self.summary = broken(&self.service, cause);
     }
 
     /// Joins the checks and what was observed.
@@ -289,11 +289,12 @@ impl Why {
             None if counts.unknown > 0 || failed_probe || unseen => State::Unknown,
             None => check.state,
         };
-        let summary = match (&cause, unseen) {
-            (None, true) => {
+        let summary = match &cause {
+            Some(cause) => broken(&service, cause),
+            None if unseen => {
                 format!("no fault of {service} was found, but no node could be traced: {}", check.summary)
             }
-            (cause, _) => summary(&service, state, cause.as_ref(), counts, &probes, &check),
+            None => without_cause(&service, state, counts, &probes, &check),
         };
         Self { service, state, summary, cause, also, flows: counts, probes, no_trace, gaps, check }
     }
@@ -371,28 +372,30 @@ const LAGGING: [Class; 6] = [Class::C4, Class::C5, Class::C6, Class::C8, Class::
 /// The reasons for that, in the order of the triage.
 const KUBE_PROXY: [Class; 2] = [Class::C1, Class::C2];
 
-fn summary(
+fn broken(service: &str, cause: &FirstCause) -> String {
+    format!("{service} is broken: {}", Finding::detail_of(&cause.root_cause))
+}
+
+fn without_cause(
     service: &str,
     state: State,
-    cause: Option<&FirstCause>,
     counts: Counts,
     probes: &[Probe],
     check: &NodesReport,
 ) -> String {
     let established = probes.iter().filter(|probe| probe.is_established).count();
-    match (cause, state) {
-        (Some(cause), _) => format!("{service} is broken: {}", Finding::detail_of(&cause.root_cause)),
-        (None, State::Unknown) if counts.unknown > 0 => format!(
+    match state {
+        State::Unknown if counts.unknown > 0 => format!(
             "{service}: {} failed, and nothing that was observed explains it",
             count(counts.unknown, "connection")
         ),
-        (None, State::Unknown) if probes.len() > established => format!(
+        State::Unknown if probes.len() > established => format!(
             "{service}: {} of {} failed, and nothing that was observed explains it",
             probes.len() - established,
             count(probes.len(), "probe")
         ),
-        (None, State::Unknown) => format!("no fault of {service} was found, but {}", check.summary),
-        (None, _) => {
+        State::Unknown => format!("no fault of {service} was found, but {}", check.summary),
+        _ => {
             let healthy = counts.ok + counts.normal;
             let seen = match (healthy, established) {
                 (0, 0) => "none of its connections was observed: --probe makes one".to_owned(),
