@@ -32,6 +32,9 @@ const WINDOWS: [(Duration, &str); 3] = [
     (Duration::from_hours(1), "in the hour before"),
 ];
 
+/// The most bouts that are listed.
+const MAX_BOUTS: usize = 4;
+
 /// `C6 stale endpoint in the rules`.
 pub(super) fn title(class: Class) -> String {
     match class {
@@ -49,9 +52,6 @@ pub(super) fn last(chapter: &Chapter, ending: &Ending) -> String {
     let lasted = chapter.last.since(chapter.first.flow.started);
     format!("{}, {} later", chapter.last.beside(ending.started), length(lasted))
 }
-
-/// The most bouts that are listed.
-const MAX_BOUTS: usize = 4;
 
 /// The times in which flows failed, if there were long pauses between them: `2, at least 10 min apart: …`.
 pub(super) fn bouts(chapter: &Chapter, ending: &Ending) -> Option<String> {
