@@ -4,7 +4,7 @@
 //! input ends, so that the Pod ends with the plugin that attached to it.
 
 use std::{
-    net::SocketAddr,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     time::{Duration, Instant},
 };
 
@@ -13,7 +13,7 @@ use clap::Parser as _;
 use futures::StreamExt as _;
 use tokio::{
     io::{self, AsyncReadExt as _},
-    net::TcpStream,
+    net::TcpSocket,
     sync::mpsc,
     time::timeout,
 };
@@ -166,14 +166,31 @@ async fn connect(to: SocketAddr) {
 
 /// Makes one connection and closes it at once.
 async fn connection(to: SocketAddr) -> Connection {
-    let began = Instant::now();
-    let (from, result) = match timeout(CONNECT_LIMIT, TcpStream::connect(to)).await {
-        Ok(Ok(stream)) => (stream.local_addr().ok(), Connected::Established),
-        Ok(Err(error)) if error.kind() == std::io::ErrorKind::ConnectionRefused => (None, Connected::Refused),
-        Ok(Err(error)) => (None, Connected::Failed(sentence(&error))),
-        Err(_) => (None, Connected::TimedOut),
+    // Reserved before it connects, so that the port of a connection that fails is known too.
+    let (socket, port) = match reserved(to) {
+        Ok((socket, port)) => (Ok(socket), Some(port)),
+        Err(error) => (Err(error), None),
     };
-    Connection { to, from, result, took: began.elapsed() }
+    let began = Instant::now();
+    let connecting = async { socket?.connect(to).await };
+    let result = match timeout(CONNECT_LIMIT, connecting).await {
+        Ok(Ok(_)) => Connected::Established,
+        Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => Connected::Refused,
+        Ok(Err(error)) => Connected::Failed(sentence(&error)),
+        Err(_) => Connected::TimedOut,
+    };
+    Connection { to, port, result, took: began.elapsed() }
+}
+
+/// A socket for a connection to that address, with its local port.
+fn reserved(to: SocketAddr) -> io::Result<(TcpSocket, u16)> {
+    let (socket, any) = match to {
+        SocketAddr::V4(_) => (TcpSocket::new_v4()?, Ipv4Addr::UNSPECIFIED.into()),
+        SocketAddr::V6(_) => (TcpSocket::new_v6()?, Ipv6Addr::UNSPECIFIED.into()),
+    };
+    socket.bind(SocketAddr::new(any, 0))?;
+    let port = socket.local_addr()?.port();
+    Ok((socket, port))
 }
 
 /// Writes an answer to standard output at once. A reader that takes none blocks the caller: what the kernel reports

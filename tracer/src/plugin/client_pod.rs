@@ -178,7 +178,7 @@ mod tests {
         );
         let connection = Connection {
             to: "10.96.0.1:80".parse().unwrap(),
-            from: None,
+            port: Some(40_000),
             result: Connected::Refused,
             took: Duration::from_millis(3),
         };

@@ -126,7 +126,7 @@ impl Visitor {
         Self { pods, options, run, patience, visits: AtomicUsize::new(0) }
     }
 
-    /// Starts a Pod on the node and waits until it runs. `progress` gets what it waits for.
+    /// Starts a Pod on the node and waits until it runs. `progress` gets what it waits for, and that the Pod runs.
     pub(crate) async fn reach(
         &self,
         node: &str,
@@ -141,6 +141,7 @@ impl Visitor {
             .await
             .map_err(|error| self.explained(error))?;
         self.wait_until_running(&name, &mut progress).await?;
+        progress("its Pod runs");
         let attach = AttachParams::default().container(CONTAINER).stdin(true).stdout(true).stderr(false);
         let lifeline = within(self.pods.attach(&name, &attach)).await?;
         Ok(Visit { pods: self.pods.clone(), pod: name, _lifeline: lifeline })

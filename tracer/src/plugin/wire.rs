@@ -113,8 +113,9 @@ pub(crate) enum Answer {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Connection {
     pub(crate) to: SocketAddr,
-    /// The node's end, if the connection got one.
-    pub(crate) from: Option<SocketAddr>,
+    /// The local port, by which the flow is recognised; `None` if none could be reserved.
+    #[serde(default)]
+    pub(crate) port: Option<u16>,
     pub(crate) result: Connected,
     /// From the first packet to the result.
     pub(crate) took: Duration,

@@ -225,7 +225,7 @@ impl Why {
                 format!("{from} sends connections to {endpoint}, and they never arrive at {node}, its node");
             cause.root_cause = FindingRecord::of(Finding::new(Class::C29, what), Some(node)).root_cause;
             cause.place = Some(format!("between {from} and {node}"));
-            self.summary = broken(&self.service, cause);
+            self.summary = broken(&self.service, &cause.root_cause);
         }
         if *fate != Some(Fate::Stopped) {
             return;
@@ -236,7 +236,7 @@ impl Why {
         cause.root_cause = found.root_cause;
         cause.mitigation = found.mitigation;
         cause.place = Some(format!("on {node}"));
-        self.summary = broken(&self.service, cause);
+        self.summary = broken(&self.service, &cause.root_cause);
     }
 
     /// Joins the checks and what was observed.
@@ -290,7 +290,7 @@ impl Why {
             None => check.state,
         };
         let summary = match &cause {
-            Some(cause) => broken(&service, cause),
+            Some(cause) => broken(&service, &cause.root_cause),
             None if unseen => {
                 format!("no fault of {service} was found, but no node could be traced: {}", check.summary)
             }
@@ -372,8 +372,14 @@ const LAGGING: [Class; 6] = [Class::C4, Class::C5, Class::C6, Class::C8, Class::
 /// The reasons for that, in the order of the triage.
 const KUBE_PROXY: [Class; 2] = [Class::C1, Class::C2];
 
-fn broken(service: &str, cause: &FirstCause) -> String {
-    format!("{service} is broken: {}", Finding::detail_of(&cause.root_cause))
+/// Whether kube-proxy's own fault may be the cause of flows that failed by this class.
+pub(crate) fn may_lag(class: Class) -> bool {
+    LAGGING.contains(&class)
+}
+
+/// That a Service is broken, and why.
+pub(crate) fn broken(service: &str, root_cause: &str) -> String {
+    format!("{service} is broken: {}", Finding::detail_of(root_cause))
 }
 
 fn without_cause(

@@ -1,4 +1,6 @@
 //! Checks in the middle of a change: a fault that a second reading does not confirm is none, and one that lasts is.
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 use viptrace::{
     class::{Class, Confidence},
@@ -41,6 +43,20 @@ fn a_difference_of_the_moment_is_a_note() {
     for note in notes {
         assert!(note.against.iter().any(|against| against.content.contains("5.0 s later")), "{note:#?}");
     }
+}
+
+#[test]
+fn flows_that_failed_by_each_class_confirm_a_reading() {
+    let broken = node();
+    without_endpoint(&broken, "10.244.1.11:8080");
+    let (facts, scope) = (broken.facts(), Scope::default());
+    let reading = Reading::of(&facts, &scope);
+    assert!(reading.pause().is_some());
+    let classes: BTreeSet<Class> = reading.report().findings.iter().map(|finding| finding.class).collect();
+    let reading = Reading::of(&facts, &scope);
+    assert!(reading.is_confirmed_by(&classes));
+    assert!(!reading.is_confirmed_by(&BTreeSet::new()));
+    assert!(!reading.is_confirmed_by(&BTreeSet::from([Class::C29])), "flows that failed by something else");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! `kubectl viptrace capture`: the input of each node's check, saved in a folder for each node.
 
-use std::{fs, sync::Arc};
+use std::{fs, path::Path, sync::Arc};
 
 use anyhow::{Context as _, bail};
 
@@ -15,8 +15,8 @@ use super::{
 use crate::{
     cli::{Outcome, ResultExt as _},
     error::sentence,
-    node::capture::folder,
-    plugin::visit::VisitError,
+    node::capture::{Capture, folder},
+    plugin::{nodes::Choice, visit::VisitError},
     report::{Output, Printer},
     text::{count, safe},
 };
@@ -45,8 +45,8 @@ pub(super) async fn run(
         folder::prepare(&args.folder.join(node)).hint(|| "name a new or an empty folder".to_owned())?;
     }
     session.protect()?;
-    let captures = with_session(session, &mut printer, async |session, stop| {
-        unless_stopped(stop, async {
+    with_session(session, &mut printer, async |session, stop, printer| {
+        let captures = unless_stopped(stop, async {
             let mut captures = Vec::new();
             for some in nodes.chunks(AT_ONCE) {
                 let (reached, failed) = separated(session.reach(some, progress).await);
@@ -55,9 +55,19 @@ pub(super) async fn run(
             }
             Ok(captures)
         })
-        .await
+        .await?;
+        save(captures, &choice, &args.folder, printer)
     })
-    .await?;
+    .await
+}
+
+/// Writes each node's texts to its folder.
+fn save(
+    captures: Vec<(String, Result<Capture, VisitError>)>,
+    choice: &Choice,
+    into: &Path,
+    printer: &mut Printer,
+) -> anyhow::Result<Outcome> {
     for node in &choice.not_ready {
         printer.warn(&format!("{node}: {}", VisitError::NotReady));
     }
@@ -71,7 +81,7 @@ pub(super) async fn run(
                 continue;
             }
         };
-        let dir = args.folder.join(&node);
+        let dir = into.join(&node);
         let manifest = folder::write(&dir, &capture, capture.taken.unwrap_or_default())?;
         saved += 1;
         printer.data(&format!(

@@ -2,7 +2,7 @@
 //!
 //! The nodes only collect their texts. This machine reads the API server with the user's credentials, and judges.
 
-use std::{mem::ManuallyDrop, sync::Arc};
+use std::{collections::BTreeSet, future, mem::ManuallyDrop, sync::Arc};
 
 use anyhow::anyhow;
 use futures::{StreamExt as _, stream};
@@ -17,6 +17,7 @@ use super::{
     unless_stopped, with_session,
 };
 use crate::{
+    class::Class,
     cli::{Outcome, ResultExt as _, capture},
     cluster::Key,
     diagnosis::triage::{CheckReport, Facts, Reading, Scope, nodes::NodesReport},
@@ -59,12 +60,12 @@ pub(super) async fn run(
         return session.print_pods(&choice.nodes, args.output, &mut printer);
     }
     session.protect()?;
-    let report = with_session(session, &mut printer, async |session, stop| {
+    with_session(session, &mut printer, async |session, stop, printer| {
         let scope = Scope { service };
-        unless_stopped(stop, check(session, progress, &choice, &scope)).await
+        let report = unless_stopped(stop, check(session, progress, &choice, &scope)).await?;
+        print(&report, report::nodes::text, report.state, args.output, printer)
     })
-    .await?;
-    print(&report, report::nodes::text, report.state, args.output, &mut printer)
+    .await
 }
 
 /// The Service that a name means.
@@ -100,20 +101,23 @@ pub(super) async fn check(
 ) -> anyhow::Result<NodesReport> {
     let nodes = &choice.nodes;
     progress.say(&format!("checks {}: {}", count(nodes.len(), "node"), list(nodes)));
-    let mut checks = check_visited(session, progress, Session::not_reached(choice), scope).await;
+    let mut checks =
+        check_visited(session, progress, Session::not_reached(choice), scope, future::pending()).await;
     for some in nodes.chunks(AT_ONCE) {
         let visits = session.reach(some, progress).await;
-        checks.extend(check_visited(session, progress, visits, scope).await);
+        checks.extend(check_visited(session, progress, visits, scope, future::pending()).await);
     }
     Ok(NodesReport::of(checks))
 }
 
-/// The checks of nodes that were reached.
+/// The checks of nodes that were reached. `met` returns the classes of the faults that observed flows met, as soon as they are
+/// known: a second reading does not wait if they confirm the first one.
 pub(super) async fn check_visited(
     session: &Session,
     progress: &Progress,
     visits: Visits,
     scope: &Scope,
+    met: impl Future<Output = BTreeSet<Class>>,
 ) -> Vec<(String, Result<CheckReport, String>)> {
     let (mut reached, failed) = separated(visits);
     let mut checks: Vec<_> = failed.into_iter().map(|(node, error)| (node, Err(sentence(&error)))).collect();
@@ -130,11 +134,23 @@ pub(super) async fn check_visited(
     let mut again = Vec::new();
     if let Some(pause) = readings.iter().filter_map(|(_, _, reading)| reading.pause()).max() {
         progress.say(&format!("reading again in {}: a difference may be of the moment", length(pause)));
-        tokio::time::sleep(pause).await;
         reached.retain(|(node, _)| {
             readings.iter().any(|(name, _, reading)| name == node && reading.pause().is_some())
         });
-        again = collect(session, progress, &reached).await;
+        let is_confirmed = async {
+            let met = met.await;
+            if !readings.iter().all(|(_, _, reading)| reading.is_confirmed_by(&met)) {
+                future::pending::<()>().await;
+            }
+        };
+        let read_again = async {
+            tokio::time::sleep(pause).await;
+            collect(session, progress, &reached).await
+        };
+        tokio::select! {
+            captures = read_again => again = captures,
+            () = is_confirmed => {}
+        }
     }
     for (node, facts, reading) in readings {
         let later = again.iter().position(|(name, _)| *name == node).map(|at| again.swap_remove(at).1);

@@ -263,14 +263,15 @@ impl Session {
     }
 }
 
-/// Does the work with a session, and removes its Pods however it ends: by a result, an error or a signal.
+/// Does the work with a session, and removes its Pods however it ends: by a result, an error or a signal. The work prints
+/// its result, so that nobody waits for the removal to read it.
 async fn with_session<T>(
     mut session: Session,
     printer: &mut Printer,
-    work: impl AsyncFnOnce(&mut Session, &mut Stop) -> anyhow::Result<T>,
+    work: impl AsyncFnOnce(&mut Session, &mut Stop, &mut Printer) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let mut stop = Stop::listen()?;
-    let done = work(&mut session, &mut stop).await;
+    let done = work(&mut session, &mut stop, printer).await;
     session.leave(printer).await;
     done
 }

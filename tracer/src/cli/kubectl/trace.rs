@@ -89,7 +89,7 @@ pub(super) async fn run(
     if !without.is_empty() || choice.may_grow {
         session.protect()?;
     }
-    with_session(session, &mut printer, async |session, stop| {
+    with_session(session, &mut printer, async |session, stop, _| {
         let printer = Printer::new(progress.verbosity, progress.color);
         let report = match medium {
             Medium::Lines(_) | Medium::Ways(_) => Report::new(form, printer),

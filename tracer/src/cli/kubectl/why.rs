@@ -1,6 +1,9 @@
 //! `kubectl viptrace why`: the check of the nodes that matter and a short trace there, joined to one answer.
 
 use std::{
+    cell::Cell,
+    collections::BTreeSet,
+    future,
     io::{self, IsTerminal as _, Write as _},
     net::SocketAddr,
     sync::Arc,
@@ -8,6 +11,7 @@ use std::{
 };
 
 use anyhow::{anyhow, bail};
+use tokio::sync::oneshot;
 
 use super::{
     Follows, Progress, Session,
@@ -20,6 +24,7 @@ use super::{
     unless_stopped, with_session,
 };
 use crate::{
+    class::Class,
     cli::{Outcome, ResultExt as _, args::Hooks, hint::hint, stop::Stop, target::Target},
     cluster::{Cluster, Key},
     diagnosis::triage::{Scope, nodes::NodesReport},
@@ -34,20 +39,22 @@ use crate::{
     report::{self, Printer, View},
     session::{
         Arrival, Folded, Judged, NotJudged, Summary,
-        why::{Ends, FarEnd, Observed, Probe, Why},
+        why::{Ends, FarEnd, Observed, Probe, Why, broken, may_lag},
     },
     text::{count, list},
     verdict::Verdict,
 };
 
-/// How long a probe's flow may take to be judged after its result.
+/// How long the probes' flows may take to be judged after their results, and the checks to end without a fault.
 const JUDGED: Duration = Duration::from_secs(4);
 /// How long the results of the probes may take.
 const PROBED: Duration = Duration::from_secs(8);
-/// The interval at which the end of a connection from a Pod is noticed.
+/// The interval at which the end of a connection from a Pod, and that of the checks, is noticed.
 const TURN: Duration = Duration::from_millis(200);
 /// The most failed flows that are compared with their endpoint's node.
 const MAX_FAULTS: usize = 1024;
+/// The most judged flows among which the probes' are looked for.
+const MAX_JUDGED: usize = 1 << 16;
 /// The most addresses and ports of a Service that are probed.
 const MAX_PROBES: usize = 8;
 
@@ -86,7 +93,7 @@ pub(super) async fn run(
         choice.why
     ));
     session.protect()?;
-    let why = with_session(session, &mut printer, async |session, stop| {
+    with_session(session, &mut printer, async |session, stop, printer| {
         let mut visits = Session::not_reached(&choice);
         visits
             .extend(unless_stopped(stop, async { Ok(session.reach(&choice.nodes, progress).await) }).await?);
@@ -98,19 +105,33 @@ pub(super) async fn run(
             ..Filter::default()
         };
         let scope = Scope { service: Some(key.clone()) };
-        let mut seen = Seen {
-            filter,
-            summary: Summary::default(),
-            ends: Ends::default(),
-            faults: Vec::new(),
-            probes: Vec::new(),
-            warnings: Vec::new(),
-        };
+        let mut seen = Seen::new(filter, &probes.to);
         let words = task_args(&seen.filter, View::All, None, Hooks::Full);
         let mut trace = Traces::on(session, progress, objects, &visits, words);
-        let checks = check_visited(session, progress, visits, &scope);
+        let is_checked = Cell::new(false);
+        let (met, when_met) = oneshot::channel();
+        let when_met = async {
+            match when_met.await {
+                Ok(classes) => classes,
+                Err(_) => future::pending().await,
+            }
+        };
+        let checks = async {
+            let checks = check_visited(session, progress, visits, &scope, when_met).await;
+            is_checked.set(true);
+            checks
+        };
         let observed = async {
-            observe(&mut trace, &mut seen, stop, args.duration, &probes, session, progress).await?;
+            let is_over = observe(&mut trace, &mut seen, stop, args.duration, &probes, session, progress);
+            if !is_over.await? && !probes.to.is_empty() {
+                until_judged(&mut trace, &mut seen, stop, args.duration, &is_checked).await?;
+            }
+            if let Some(cause) = seen.first_fault().filter(|_| !is_checked.get()) {
+                let so_far = broken(&key.to_string(), &cause.root_cause);
+                progress.say(&format!("so far: {so_far}; the checks go on"));
+            }
+            // The checks may have ended without them.
+            drop(met.send(seen.met()));
             trace.finish(&mut seen, stop).await
         };
         let (checks, ending) = tokio::join!(checks, observed);
@@ -136,10 +157,9 @@ pub(super) async fn run(
         if let Some(far_end) = &far_end {
             why.add_far_end(far_end);
         }
-        anyhow::Ok(why)
+        print(&why, report::why::text, why.state, args.output, printer)
     })
-    .await?;
-    print(&why, report::why::text, why.state, args.output, &mut printer)
+    .await
 }
 
 /// The addresses and TCP ports to connect to.
@@ -208,7 +228,7 @@ fn agree(probed: &[SocketAddr], nodes: &[String], client: Option<&Key>) -> anyho
     Ok(())
 }
 
-/// Waits until every node observes, connects, and watches for a while.
+/// Waits until every node observes, and connects, or watches the clients for a while. True if the trace is over.
 async fn observe(
     trace: &mut Traces<'_>,
     seen: &mut Seen,
@@ -217,27 +237,42 @@ async fn observe(
     probes: &Probes,
     session: &Session,
     progress: &Progress,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<bool> {
     while !trace.is_settled() {
         if trace.turn(seen, stop, None).await? {
-            return Ok(());
+            return Ok(true);
         }
     }
     let Probes { to, client } = probes;
-    let over = match client {
+    match client {
         _ if to.is_empty() => {
             progress.say(&format!("watches the connections of its clients for {} s", duration.as_secs_f64()));
-            false
+            let until = Instant::now() + duration;
+            while !trace.turn(seen, stop, Some(until)).await? {}
+            Ok(true)
         }
-        Some(pod) => connect_from(pod, to, trace, seen, stop, session, progress).await?,
-        None => connect_from_nodes(to, trace, seen, stop, progress).await?,
-    };
-    if over {
-        return Ok(());
+        Some(pod) => connect_from(pod, to, trace, seen, stop, session, progress).await,
+        None => connect_from_nodes(to, trace, seen, stop, progress).await,
     }
-    let pause = if to.is_empty() { duration } else { JUDGED.min(duration) };
-    let until = Instant::now() + pause;
-    while !trace.turn(seen, stop, Some(until)).await? {}
+}
+
+/// Watches until every probe is judged, and either one met a fault or the checks are done. The other clients' connections
+/// count meanwhile.
+async fn until_judged(
+    trace: &mut Traces<'_>,
+    seen: &mut Seen,
+    stop: &mut Stop,
+    duration: Duration,
+    is_checked: &Cell<bool>,
+) -> anyhow::Result<()> {
+    let end = Instant::now() + JUDGED.min(duration);
+    let is_enough = |seen: &Seen| seen.judged.are_all() && (is_checked.get() || seen.first_fault().is_some());
+    while !is_enough(seen) && Instant::now() < end {
+        let turn = end.min(Instant::now() + TURN);
+        if trace.turn(seen, stop, Some(turn)).await? && Instant::now() < turn {
+            break;
+        }
+    }
     Ok(())
 }
 
@@ -308,21 +343,47 @@ struct Seen {
     /// The first failed flows, at most [`MAX_FAULTS`].
     faults: Vec<Verdict>,
     probes: Vec<Probe>,
+    judged: JudgedProbes,
     warnings: Vec<String>,
 }
 
 impl Seen {
+    fn new(filter: Filter, probed: &[SocketAddr]) -> Self {
+        Self {
+            filter,
+            summary: Summary::default(),
+            ends: Ends::default(),
+            faults: Vec::new(),
+            probes: Vec::new(),
+            judged: JudgedProbes::of(probed),
+            warnings: Vec::new(),
+        }
+    }
+
     /// A flow of the first cause as its endpoint's node observed it.
     fn far_end(&self, trace: &Traces<'_>) -> Option<FarEnd> {
-        let causes = self.summary.causes();
-        let first = &causes.iter().find(|cause| cause.verdict.class.is_fault())?.verdict;
+        let first = self.first_fault()?;
         let others = self.faults.iter().filter(|verdict| verdict.root_cause == first.root_cause);
         self.ends.first_of(std::iter::once(first).chain(others), |ip, since| trace.node_of(ip, since))
     }
 }
 
 impl Seen {
+    fn first_fault(&self) -> Option<&Verdict> {
+        let causes = self.summary.causes().into_iter();
+        causes.map(|cause| &cause.verdict).find(|verdict| verdict.class.is_fault())
+    }
+
+    /// The classes of the faults that flows met; none if a second reading may show a cause behind them.
+    fn met(&self) -> BTreeSet<Class> {
+        let causes = self.summary.causes().into_iter();
+        let faults: BTreeSet<Class> =
+            causes.map(|cause| cause.verdict.class).filter(|class| class.is_fault()).collect();
+        if faults.iter().any(|class| may_lag(*class)) { BTreeSet::new() } else { faults }
+    }
+
     fn add_probe(&mut self, node: &str, pod: Option<String>, connection: Connection) {
+        self.judged.connected(node, &connection);
         let (is_established, result) = match connection.result {
             Connected::Established => (true, "established".to_owned()),
             Connected::Refused => (false, "refused".to_owned()),
@@ -333,8 +394,45 @@ impl Seen {
     }
 }
 
+/// A connection of the plugin, as its verdict shows it too: its node, its local port and its destination.
+type ProbeKey = (String, u16, SocketAddr);
+
+/// The plugin's own connections, and those of them that have a verdict.
+#[derive(Debug)]
+struct JudgedProbes {
+    /// The addresses that they go to.
+    to: Vec<SocketAddr>,
+    /// The flows to these addresses that were judged, at most [`MAX_JUDGED`]. A verdict may come before the result.
+    judged: BTreeSet<ProbeKey>,
+    /// The connections; `None`: one whose flow cannot be recognised.
+    made: Vec<Option<ProbeKey>>,
+}
+
+impl JudgedProbes {
+    fn of(to: &[SocketAddr]) -> Self {
+        Self { to: to.to_vec(), judged: BTreeSet::new(), made: Vec::new() }
+    }
+
+    fn connected(&mut self, node: &str, connection: &Connection) {
+        self.made.push(connection.port.map(|port| (node.to_owned(), port, connection.to)));
+    }
+
+    fn judged(&mut self, node: &str, verdict: &Verdict) {
+        let Some(vip) = verdict.flow.vip.filter(|vip| self.to.contains(vip)) else { return };
+        if self.judged.len() < MAX_JUDGED {
+            self.judged.insert((node.to_owned(), verdict.flow.client.port(), vip));
+        }
+    }
+
+    /// Whether each connection that was made has a verdict.
+    fn are_all(&self) -> bool {
+        self.made.iter().all(|key| key.as_ref().is_some_and(|key| self.judged.contains(key)))
+    }
+}
+
 impl Results for Seen {
-    fn judged(&mut self, _: &str, judged: Judged) -> anyhow::Result<()> {
+    fn judged(&mut self, node: &str, judged: Judged) -> anyhow::Result<()> {
+        self.judged.judged(node, &judged.verdict);
         if self.filter.shows(&judged.verdict) {
             self.summary.add(&judged);
             if judged.verdict.class.is_fault() && self.faults.len() < MAX_FAULTS {
@@ -380,5 +478,48 @@ impl Results for Seen {
 
     fn deadline(&self) -> Option<Instant> {
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::fixture;
+
+    #[test]
+    fn flows_that_fail_by_lagging_rules_confirm_nothing() {
+        let of = |classes: &[Class]| {
+            let mut seen = Seen::new(Filter::default(), &[]);
+            for class in classes {
+                let verdict =
+                    Verdict { class: *class, root_cause: class.to_string().into(), ..fixture::fault() };
+                seen.judged("a", fixture::judged(verdict)).unwrap();
+            }
+            seen.met()
+        };
+        assert_eq!(of(&[Class::C20, Class::Ok]), BTreeSet::from([Class::C20]));
+        assert_eq!(of(&[Class::C20, Class::C6]), BTreeSet::new());
+    }
+
+    #[test]
+    fn each_probe_waits_for_the_verdict_on_its_own_flow() {
+        let (first, second) = (fixture::ok(40_001), fixture::ok(40_002));
+        let to = first.flow.vip.unwrap();
+        let made = |port| Connection { to, port, result: Connected::TimedOut, took: Duration::from_secs(4) };
+        let mut probes = JudgedProbes::of(&[to]);
+        // Another client's, and another node's with the port of a probe.
+        probes.judged("a", &fixture::ok(50_000));
+        probes.judged("b", &second);
+        probes.connected("a", &made(Some(40_001)));
+        assert!(!probes.are_all());
+        probes.judged("a", &first);
+        assert!(probes.are_all());
+        // A verdict that comes before the result.
+        probes.judged("a", &second);
+        probes.connected("a", &made(Some(40_002)));
+        assert!(probes.are_all());
+        // A flow that cannot be recognised, of an older image for example.
+        probes.connected("a", &made(None));
+        assert!(!probes.are_all());
     }
 }

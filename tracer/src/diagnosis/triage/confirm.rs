@@ -4,7 +4,7 @@
 //! changes: in the middle of a rollout a difference may be gone a second later. A difference that only one of
 //! two readings has is a note.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use super::{CheckReport, Facts, Finding, Found, Level, Scope, Step, audit, find, report};
 use crate::{
@@ -39,17 +39,26 @@ impl<'f> Reading<'f> {
 
     /// How long to wait before a second reading; `None` if there is nothing to confirm.
     pub fn pause(&self) -> Option<Duration> {
+        self.of_moment().next().map(|_| audit::grace(self.facts).min(MAX_PAUSE))
+    }
+
+    /// Whether flows that failed by faults of these classes confirm everything that a second reading would.
+    pub fn is_confirmed_by(&self, met: &BTreeSet<Class>) -> bool {
+        self.of_moment().all(|finding| met.contains(&finding.class))
+    }
+
+    /// The findings that may be of the moment.
+    fn of_moment(&self) -> impl Iterator<Item = &Finding> {
         let recent = |finding: &Finding| {
             let taken = self.facts.taken.zip(finding.since);
             taken.is_some_and(|(taken, since)| taken.since(since) < SETTLED)
         };
-        let of_moment = |finding: &Finding| match finding.step {
+        self.found.findings.iter().filter(move |finding| match finding.step {
             Some(Step::Rules) => finding.level != Level::Note,
             Some(Step::KubeProxy) => finding.level == Level::Fault,
             Some(Step::Endpoints) => finding.level != Level::Note && recent(finding),
             _ => false,
-        };
-        self.found.findings.iter().any(of_moment).then(|| audit::grace(self.facts).min(MAX_PAUSE))
+        })
     }
 
     /// The report, if there is no second reading.

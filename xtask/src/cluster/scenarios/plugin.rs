@@ -37,11 +37,20 @@ pub(super) struct Ran {
     pub(super) exit: Option<i32>,
     out: String,
     err: String,
-    /// The time from the plugin's connections to the end of its answer; `None` if it made none.
+    /// From its start to the end of its answer, without the time until its Pods ran. `None` if none ran.
     answered_in: Option<Duration>,
+    /// The same to its line with the cause that the flows show, if the checks went on then.
+    so_far_in: Option<Duration>,
 }
 
 impl Ran {
+    /// The times of its answer, for a note.
+    fn times(&self, name: &str) -> Option<String> {
+        let seconds = |time: Duration| format!("{:.1} s", time.as_secs_f64());
+        let so_far = self.so_far_in.map(|time| format!(" (the cause after {})", seconds(time)));
+        self.answered_in.map(|time| format!("{name} {}{}", seconds(time), so_far.unwrap_or_default()))
+    }
+
     pub(super) fn text(&self) -> String {
         format!("{}\n{}", self.out.trim(), self.err.trim())
     }
@@ -84,19 +93,24 @@ pub(super) fn run_watched(
 
 /// Runs the plugin to its end, with a look at each line of its messages.
 fn watch(mut command: Command, mut look: impl FnMut(&str) -> Result<()>) -> Result<Ran> {
+    let began = Instant::now();
     let mut child = command
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .context("could not start the plugin")?;
     let out = child.stdout.take().context("the plugin has no standard output")?;
-    let out = thread::spawn(move || io::read_to_string(out));
+    let out = thread::spawn(move || read_timed(out));
     let lines = BufReader::new(child.stderr.take().context("the plugin has no standard error")?).lines();
-    let (mut err, mut connected) = (String::new(), None);
+    let (mut err, mut pods, mut so_far) = (String::new(), (None, None), None);
     for line in lines {
         let line = line.context("could not read the messages of the plugin")?;
-        if line.contains("connects to ") {
-            connected.get_or_insert_with(Instant::now);
+        if line.ends_with(": creating a Pod") {
+            pods.0.get_or_insert_with(Instant::now);
+        } else if line.ends_with(": its Pod runs") {
+            pods.1 = Some(Instant::now());
+        } else if line.contains("so far: ") {
+            so_far = Some(Instant::now());
         }
         look(&line)?;
         err.push_str(&line);
@@ -104,8 +118,26 @@ fn watch(mut command: Command, mut look: impl FnMut(&str) -> Result<()>) -> Resu
     }
     let status = child.wait().context("could not wait for the plugin")?;
     let out = out.join().map_err(|_| anyhow::anyhow!("the reader of the plugin's output panicked"))?;
-    let out = out.context("could not read the output of the plugin")?;
-    Ok(Ran { exit: status.code(), out, err, answered_in: connected.map(|since| since.elapsed()) })
+    let (out, answered) = out.context("could not read the output of the plugin")?;
+    let without_pods = |at: Instant| match pods {
+        (Some(created), Some(running)) => Some(at.duration_since(running) + created.duration_since(began)),
+        _ => None,
+    };
+    let (answered_in, so_far_in) = (without_pods(answered), so_far.and_then(without_pods));
+    Ok(Ran { exit: status.code(), out, err, answered_in, so_far_in })
+}
+
+/// Reads to the end. Returns the text and the time of its last part.
+fn read_timed(mut from: impl io::Read) -> io::Result<(String, Instant)> {
+    let (mut bytes, mut last) = (Vec::new(), Instant::now());
+    let mut some = [0; 4096];
+    loop {
+        match from.read(&mut some)? {
+            0 => return Ok((String::from_utf8_lossy(&bytes).into_owned(), last)),
+            length => bytes.extend_from_slice(&some[..length]),
+        }
+        last = Instant::now();
+    }
 }
 
 /// Fails if a Pod of the plugin is left.
@@ -257,20 +289,17 @@ pub(super) fn why(cluster: &mut Cluster, namespace: &str) -> Result<()> {
     let service = format!("{namespace}/web");
     let healthy = run_plugin(cluster, &["why", &service, "--probe", "--yes"])?;
     ensure!(healthy.exit == Some(0), "a healthy Service: {:?}\n{}", healthy.exit, healthy.text());
-    let mut answered_in: Vec<Duration> = healthy.answered_in.into_iter().collect();
+    let mut times: Vec<_> = healthy.times("healthy").into_iter().collect();
     let mut wrong = Vec::new();
     for fault in FAULTS_OF_SERVICE {
         match with_fault(cluster, &workload, namespace, fault) {
-            Ok(ran) => answered_in.extend(ran.answered_in),
+            Ok(ran) if fault.probes => times.extend(ran.times(fault.name)),
+            Ok(_) => {}
             Err(error) => wrong.push(format!("{}: {error:#}", fault.name)),
         }
         expect_no_pod(cluster)?;
     }
-    if let (Some(shortest), Some(longest)) = (answered_in.iter().min(), answered_in.iter().max()) {
-        let [shortest, longest] = [shortest, longest].map(Duration::as_secs_f64);
-        cluster
-            .note(format!("answers with a probe took {shortest:.1} to {longest:.1} s after the Pods' start"));
-    }
+    cluster.note(format!("answers with a probe, without the Pods' start: {}", times.join(", ")));
     if let Err(error) = full_table(cluster, &workload, &service) {
         wrong.push(format!("table-full: {error:#}"));
     }
