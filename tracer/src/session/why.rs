@@ -16,6 +16,7 @@ use super::{Arrival, Cause, Counts, Fate};
 use crate::{
     class::{Class, Confidence},
     diagnosis::{
+        cause_behind,
         finding::Finding,
         triage::{
             FindingRecord, Level, State,
@@ -265,7 +266,7 @@ impl Why {
         let mut also = Vec::new();
         for other in causes
             .iter()
-            .filter(|other| cause.as_ref().is_none_or(|first| first.class != other.verdict.class))
+            .filter(|other| observed.is_none_or(|first| first.verdict.class != other.verdict.class))
         {
             let text = &other.verdict.root_cause;
             also.push(format!("{} of {}: {text}", other.verdict.class, count(other.flows, "flow")));
@@ -301,7 +302,8 @@ impl Why {
 }
 
 impl FirstCause {
-    /// A fault that flows met, with the evidence of the checks for the same class.
+    /// A fault that flows met, with the evidence of the checks for the same class. The class is that of kube-proxy's own fault,
+    /// if the flows show it.
     fn observed(cause: &Cause, found: Option<&SharedFinding>, checked: usize) -> Self {
         let verdict = &cause.verdict;
         let mut first = Self {
@@ -315,6 +317,11 @@ impl FirstCause {
             unseen: verdict.unseen.clone(),
             mitigation: verdict.mitigation.clone(),
         };
+        if let Some(class) = cause_behind(verdict) {
+            first.class = class;
+            first.root_cause =
+                Finding::root_cause_of(class.domain(), Finding::detail_of(&verdict.root_cause));
+        }
         let Some(shared) = found else { return first };
         first.place = (checked > 1).then(|| place(shared, checked));
         let more = shared
@@ -372,9 +379,9 @@ const LAGGING: [Class; 6] = [Class::C4, Class::C5, Class::C6, Class::C8, Class::
 /// The reasons for that, in the order of the triage.
 const KUBE_PROXY: [Class; 2] = [Class::C1, Class::C2];
 
-/// Whether kube-proxy's own fault may be the cause of flows that failed by this class.
-pub(crate) fn may_lag(class: Class) -> bool {
-    LAGGING.contains(&class)
+/// Whether kube-proxy's own fault may be the cause of this flow's failure, and the flow does not show it.
+pub(crate) fn may_lag(verdict: &Verdict) -> bool {
+    LAGGING.contains(&verdict.class) && cause_behind(verdict).is_none()
 }
 
 /// That a Service is broken, and why.
@@ -562,6 +569,21 @@ mod tests {
         assert!(first.evidence.iter().any(|evidence| evidence.content.contains("(C6)")));
         let alone = why(check(Vec::new()), &[&cause], counts, Vec::new()).cause.unwrap();
         assert_eq!(alone.class, Class::C6);
+        assert!(may_lag(&cause.verdict));
+    }
+
+    #[test]
+    fn a_flow_that_shows_kube_proxys_own_fault_leads_with_it() {
+        let root_cause =
+            "x — NAT chose a stale endpoint; kube-proxy has received no change since (C2)".into();
+        let cause = Cause { verdict: Verdict { root_cause, ..verdict("C6") }, flows: 3 };
+        assert!(!may_lag(&cause.verdict));
+        let counts = Counts { faults: 3, ..Counts::default() };
+        let why = why(check(Vec::new()), &[&cause], counts, Vec::new());
+        let first = why.cause.unwrap();
+        assert_eq!((first.class, first.flows), (Class::C2, 3));
+        assert!(first.root_cause.starts_with("api_connectivity — NAT chose"), "{}", first.root_cause);
+        assert_eq!(why.also, [""; 0]);
     }
 
     #[test]

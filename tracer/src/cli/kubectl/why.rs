@@ -27,7 +27,10 @@ use crate::{
     class::Class,
     cli::{Outcome, ResultExt as _, args::Hooks, hint::hint, stop::Stop, target::Target},
     cluster::{Cluster, Key},
-    diagnosis::triage::{Scope, nodes::NodesReport},
+    diagnosis::{
+        cause_behind,
+        triage::{Scope, nodes::NodesReport},
+    },
     kernel::now,
     net::Protocol,
     plugin::{
@@ -376,10 +379,12 @@ impl Seen {
 
     /// The classes of the faults that flows met; none if a second reading may show a cause behind them.
     fn met(&self) -> BTreeSet<Class> {
-        let causes = self.summary.causes().into_iter();
-        let faults: BTreeSet<Class> =
-            causes.map(|cause| cause.verdict.class).filter(|class| class.is_fault()).collect();
-        if faults.iter().any(|class| may_lag(*class)) { BTreeSet::new() } else { faults }
+        let causes = self.summary.causes();
+        let faults = || causes.iter().map(|cause| &cause.verdict).filter(|verdict| verdict.class.is_fault());
+        if faults().any(may_lag) {
+            return BTreeSet::new();
+        }
+        faults().flat_map(|verdict| [Some(verdict.class), cause_behind(verdict)]).flatten().collect()
     }
 
     fn add_probe(&mut self, node: &str, pod: Option<String>, connection: Connection) {

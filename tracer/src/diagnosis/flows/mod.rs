@@ -34,8 +34,8 @@ use case::{Case, Choice};
 
 use super::finding::{Finding, rules_of_endpoint};
 
-pub(crate) use self::record::service_ref;
 pub use self::translations::{OtherFlows, Translations};
+pub(crate) use self::{record::service_ref, stale_endpoints::cause_behind};
 use crate::{
     class::{Class, Confidence},
     cluster::{Address, History, Key, Membership, Standing, Via},

@@ -14,7 +14,7 @@ use crate::{
     flow::{Outcome, ResetBy},
     net::Protocol,
     time::Timestamp,
-    verdict::EvidenceType,
+    verdict::{EvidenceType, Verdict},
 };
 
 /// Metadata older than this, in seconds, may have missed that the endpoint returned.
@@ -219,13 +219,23 @@ fn with_cause(case: &Case<'_>, since: Option<Timestamp>, mut finding: Finding) -
     };
     match behind {
         Some((class, what, evidence)) => {
-            finding.detail = phrase!("{}; {what} ({class})", finding.detail).into();
+            finding.detail = phrase!("{}; {what} {}", finding.detail, in_brackets(class)).into();
             finding.node(read, evidence).related(&[class])
         }
         None => finding
             .unobserved("why the rules are old: kube-proxy's log and metrics distinguish C1, C2 and C4")
             .related(&[Class::C2, Class::C4]),
     }
+}
+
+fn in_brackets(class: Class) -> String {
+    format!("({class})")
+}
+
+/// kube-proxy's own fault that [`with_cause`] found behind the stale endpoint of a verdict.
+pub(crate) fn cause_behind(verdict: &Verdict) -> Option<Class> {
+    let is_behind = |class: &Class| verdict.root_cause.ends_with(&in_brackets(*class));
+    [Class::C1, Class::C2, Class::C4].into_iter().find(is_behind)
 }
 
 /// C5: the endpoint ends, and its last connections meet it closed.
