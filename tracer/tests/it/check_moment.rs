@@ -52,11 +52,15 @@ fn flows_that_failed_by_each_class_confirm_a_reading() {
     let (facts, scope) = (broken.facts(), Scope::default());
     let reading = Reading::of(&facts, &scope);
     assert!(reading.pause().is_some());
-    let classes: BTreeSet<Class> = reading.report().findings.iter().map(|finding| finding.class).collect();
-    let reading = Reading::of(&facts, &scope);
-    assert!(reading.is_confirmed_by(&classes));
+    let report = Reading::of(&facts, &scope).report();
+    let mut met: BTreeSet<Class> = report.findings.iter().map(|finding| finding.class).collect();
+    assert!(reading.is_confirmed_by(&met));
     assert!(!reading.is_confirmed_by(&BTreeSet::new()));
-    assert!(!reading.is_confirmed_by(&BTreeSet::from([Class::C29])), "flows that failed by something else");
+    met.remove(&Class::C5e);
+    assert!(!reading.is_confirmed_by(&met), "none failed by the missing endpoint");
+    let found = besides(&reading.confirmed_by_flows(&met));
+    assert!(found.iter().any(|name| name == "C6 shop/cart"), "{found:?}");
+    assert!(!found.iter().any(|name| name == "C5e shop/cart"), "{found:?}");
 }
 
 #[test]

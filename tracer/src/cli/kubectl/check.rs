@@ -131,7 +131,7 @@ pub(super) async fn check_visited(
     }
     let readings: Vec<_> =
         first.iter().map(|(node, facts)| (node.clone(), facts, Reading::of(facts, scope))).collect();
-    let mut again = Vec::new();
+    let (mut again, mut confirmed) = (Vec::new(), None);
     if let Some(pause) = readings.iter().filter_map(|(_, _, reading)| reading.pause()).max() {
         progress.say(&format!("reading again in {}: a difference may be of the moment", length(pause)));
         reached.retain(|(node, _)| {
@@ -142,6 +142,7 @@ pub(super) async fn check_visited(
             if !readings.iter().all(|(_, _, reading)| reading.is_confirmed_by(&met)) {
                 future::pending::<()>().await;
             }
+            met
         };
         let read_again = async {
             tokio::time::sleep(pause).await;
@@ -149,13 +150,19 @@ pub(super) async fn check_visited(
         };
         tokio::select! {
             captures = read_again => again = captures,
-            () = is_confirmed => {}
+            met = is_confirmed => confirmed = Some(met),
         }
     }
     for (node, facts, reading) in readings {
         let later = again.iter().position(|(name, _)| *name == node).map(|at| again.swap_remove(at).1);
         let report = match later {
-            None => CheckReport { facts: facts.digest(), ..reading.report() },
+            None => {
+                let report = match &confirmed {
+                    Some(met) if reading.pause().is_some() => reading.confirmed_by_flows(met),
+                    _ => reading.report(),
+                };
+                CheckReport { facts: facts.digest(), ..report }
+            }
             Some(Ok(capture)) => {
                 let later = ManuallyDrop::new(Facts::read(&capture));
                 CheckReport { facts: later.digest(), ..reading.confirmed_by(Reading::of(&later, scope)) }

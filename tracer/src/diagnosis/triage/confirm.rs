@@ -42,9 +42,10 @@ impl<'f> Reading<'f> {
         self.of_moment().next().map(|_| audit::grace(self.facts).min(MAX_PAUSE))
     }
 
-    /// Whether flows that failed by faults of these classes confirm everything that a second reading would.
+    /// Whether flows that failed by faults of these classes confirm each fault that a second reading would.
     pub fn is_confirmed_by(&self, met: &BTreeSet<Class>) -> bool {
-        self.of_moment().all(|finding| met.contains(&finding.class))
+        let mut faults = self.of_moment().filter(|finding| finding.level == Level::Fault);
+        !met.is_empty() && faults.all(|finding| met.contains(&finding.class))
     }
 
     /// The findings that may be of the moment.
@@ -71,6 +72,19 @@ impl<'f> Reading<'f> {
                 .for_each(|finding| doubt.lower(finding));
         }
         report(self.facts, self.found, self.scope)
+    }
+
+    /// The report, if flows that failed by faults of these classes stand for a second reading: see [`Self::is_confirmed_by`].
+    pub fn confirmed_by_flows(mut self, met: &BTreeSet<Class>) -> CheckReport {
+        let others =
+            self.found.findings.iter_mut().filter(|it| depends_on_time(it) && !met.contains(&it.class));
+        for finding in others {
+            demote(
+                finding,
+                "it was read once: connections showed the cause before a second reading".to_owned(),
+            );
+        }
+        self.report()
     }
 
     /// The report of a later reading, in which a fault or warning counts only if this one has it too.
