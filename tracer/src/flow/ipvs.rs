@@ -43,9 +43,7 @@ impl FlowTable {
         let before = flow.ipvs_mut().chosen.replace(chosen);
         if let Some(before) = before.filter(|before| before.reply() != chosen.reply()) {
             let key = Key::new(&before.reply(), before.netns);
-            if self.index.get(&key) == Some(&index) {
-                self.index.remove(&key);
-            }
+            self.index.remove(key, index);
         }
         if let Some(other) = self.index.insert(Key::new(&chosen.reply(), chosen.netns), index)
             && other != index
@@ -84,7 +82,7 @@ impl FlowTable {
 
     /// The flow for which IPVS creates an entry: on a SYN (or any datagram), before its conntrack entry is confirmed.
     fn scheduled(&mut self, fact: &IpvsFact, place: Place) -> u32 {
-        if let Some(index) = self.index.get(&Key::new(&fact.tuple, place.netns)).copied()
+        if let Some(index) = self.index.get(&Key::new(&fact.tuple, place.netns))
             && let Some(flow) = self.slots.get(index)
             && flow.orig == fact.tuple
         {

@@ -1,49 +1,117 @@
-//! The index key of a flow: a connection's two ends, whatever the direction of a packet.
+//! The index of the flows: by a connection's two ends, whatever the direction of a packet.
 //!
 //! Owns only normal forms of addresses. It does not decide which sightings belong together in time.
 
-use std::hash::{Hash, Hasher};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    hash::{Hash, Hasher},
+};
 
-use crate::net::{Netns, Tuple};
+use foldhash::fast::RandomState;
 
-/// The two ends of a connection, unordered: a packet and its answer have the same key.
+use crate::net::{Netns, Protocol, Tuple};
+
+/// The flow at each key. IPv4 has a table of its own: with short keys more of it stays in the processor's cache, and every
+/// sighting is looked up.
+#[derive(Debug, Default)]
+pub(super) struct Index {
+    v4: HashMap<Ends<u32>, u32, RandomState>,
+    v6: HashMap<Ends<u128>, u32, RandomState>,
+}
+
+impl Index {
+    pub(super) fn get(&self, key: &Key) -> Option<u32> {
+        match key {
+            Key::V4(ends) => self.v4.get(ends).copied(),
+            Key::V6(ends) => self.v6.get(ends).copied(),
+        }
+    }
+
+    /// Returns the flow that had the key.
+    pub(super) fn insert(&mut self, key: Key, index: u32) -> Option<u32> {
+        match key {
+            Key::V4(ends) => self.v4.insert(ends, index),
+            Key::V6(ends) => self.v6.insert(ends, index),
+        }
+    }
+
+    /// Removes the key if it is this flow's.
+    pub(super) fn remove(&mut self, key: Key, index: u32) {
+        match key {
+            Key::V4(ends) => remove(self.v4.entry(ends), index),
+            Key::V6(ends) => remove(self.v6.entry(ends), index),
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.v4.clear();
+        self.v6.clear();
+    }
+}
+
+fn remove<K>(entry: Entry<'_, K, u32>, index: u32) {
+    if let Entry::Occupied(entry) = entry
+        && *entry.get() == index
+    {
+        entry.remove();
+    }
+}
+
+/// The two ends of a connection: a packet and its answer have the same key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Key {
-    low: u128,
-    high: u128,
+pub(super) enum Key {
+    V4(Ends<u32>),
+    V6(Ends<u128>),
+}
+
+/// The ends in the order of their addresses and ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ends<A> {
+    low: A,
+    high: A,
     ports: u32,
     /// Loopback and IPv6 link-local addresses mean another host in each namespace; all others mean the same host
     /// everywhere on a node.
     scope: u32,
-    protocol: u8,
+    protocol: Protocol,
 }
 
 impl Key {
     pub(super) fn new(tuple: &Tuple, netns: Netns) -> Self {
         let (src, dst) = ((tuple.src.bits(), tuple.src.port()), (tuple.dst.bits(), tuple.dst.port()));
-        let (low, high) = if src <= dst { (src, dst) } else { (dst, src) };
-        let is_scoped = is_scoped(low.0) || is_scoped(high.0);
-        Self {
-            low: low.0,
-            high: high.0,
-            ports: u32::from(low.1) << 16 | u32::from(high.1),
-            scope: if is_scoped { netns.0 } else { 0 },
-            protocol: tuple.protocol.0,
+        let ((low, low_port), (high, high_port)) = if src <= dst { (src, dst) } else { (dst, src) };
+        let ports = u32::from(low_port) << 16 | u32::from(high_port);
+        let scope = if is_scoped(low) || is_scoped(high) { netns.0 } else { 0 };
+        let protocol = tuple.protocol;
+        if is_mapped(low) && is_mapped(high) {
+            Self::V4(Ends { low: low as u32, high: high as u32, ports, scope, protocol })
+        } else {
+            Self::V6(Ends { low, high, ports, scope, protocol })
         }
     }
 }
 
-impl Hash for Key {
-    /// Feeds the keyed hash two words for IPv4, five for IPv6: this runs for every sighting.
+impl<A> Ends<A> {
+    fn hash_rest<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(u64::from(self.ports) << 32 | u64::from(self.scope ^ u32::from(self.protocol.0)));
+    }
+}
+
+impl Hash for Ends<u32> {
+    /// Feeds the keyed hash two words.
     fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u64(u64::from(self.ports) << 32 | u64::from(self.scope ^ u32::from(self.protocol)));
-        if is_mapped(self.low) && is_mapped(self.high) {
-            state.write_u64((self.low as u64) << 32 | u64::from(self.high as u32));
-        } else {
-            for word in [self.low, self.high] {
-                state.write_u64((word >> 64) as u64);
-                state.write_u64(word as u64);
-            }
+        self.hash_rest(state);
+        state.write_u64(u64::from(self.low) << 32 | u64::from(self.high));
+    }
+}
+
+impl Hash for Ends<u128> {
+    /// Feeds the keyed hash five words.
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.hash_rest(state);
+        for word in [self.low, self.high] {
+            state.write_u64((word >> 64) as u64);
+            state.write_u64(word as u64);
         }
     }
 }
@@ -94,5 +162,18 @@ mod tests {
     fn a_dual_stack_socket_names_the_same_connection() {
         let mapped = tuple("[::ffff:10.0.0.1]:1000", "[::ffff:10.0.0.2]:80");
         assert_eq!(mapped, tuple("10.0.0.1:1000", "10.0.0.2:80"));
+    }
+
+    #[test]
+    fn a_key_is_removed_by_its_own_flow_only() {
+        for (src, dst) in [("10.0.0.1:1000", "10.0.0.2:80"), ("[fd00::1]:1000", "[fd00::2]:80")] {
+            let key = Key::new(&tuple(src, dst), Netns(1));
+            let mut index = Index::default();
+            assert_eq!((index.insert(key, 1), index.insert(key, 2)), (None, Some(1)));
+            index.remove(key, 1);
+            assert_eq!(index.get(&key), Some(2));
+            index.remove(key, 2);
+            assert_eq!(index.get(&key), None);
+        }
     }
 }

@@ -17,7 +17,7 @@ impl FlowTable {
         let Some(flow) = self.slots.get(index) else { return };
         let outcome = flow.outcome();
         let over = flow.is_over(outcome);
-        let is_latest = || self.index.get(&Key::new(&flow.orig, flow.netns)) == Some(&index);
+        let is_latest = || self.index.get(&Key::new(&flow.orig, flow.netns)) == Some(index);
         // If it is no longer over, a repeated packet passed after all, unless a newer flow has its addresses.
         if over != flow.ended.is_some() && (over || is_latest()) {
             let ended = over.then_some(flow.last_seen);

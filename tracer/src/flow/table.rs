@@ -4,19 +4,13 @@
 //! `room.rs` evicts, `identity.rs` assigns entries to flows, `fold.rs` interprets facts, `outcome.rs` evaluates the
 //! evidence.
 
-use std::{
-    collections::{HashMap, VecDeque, hash_map::Entry},
-    sync::Arc,
-    time::Duration,
-};
-
-use foldhash::fast::RandomState;
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use super::{
     Counters, Decision, End, Flow, Limits, SocketEnd,
     fold::{Place, accepts, begins, behind, is_embryo, may_open, waited},
     identity::{LATE, OVERTAKEN},
-    key::Key,
+    key::{Index, Key},
     losses::Losses,
     queues::is_news,
     reorder::Reorder,
@@ -42,7 +36,7 @@ use crate::{
 pub struct FlowTable {
     pub(super) limits: Limits,
     pub(super) slots: Slots,
-    pub(super) index: HashMap<Key, u32, RandomState>,
+    pub(super) index: Index,
     reorder: Reorder,
     /// A flow that stays in its slot is shared with it, and copied when later evidence changes one of the two.
     pub(super) settled: VecDeque<Arc<Flow>>,
@@ -68,7 +62,7 @@ impl FlowTable {
         Self {
             limits,
             slots: Slots::new(),
-            index: HashMap::default(),
+            index: Index::default(),
             reorder: Reorder::new(limits.reorder),
             settled: VecDeque::new(),
             unjudged: Evicted::default(),
@@ -274,7 +268,7 @@ impl FlowTable {
             index
         } else {
             let tuple = fact.tuple.filter(|tuple| is_tracked(tuple.protocol))?;
-            let known = self.index.get(&Key::new(&tuple, place.netns)).copied();
+            let known = self.index.get(&Key::new(&tuple, place.netns));
             let reused = known.and_then(|index| self.slots.get(index)).is_some_and(|flow| {
                 opening
                     && flow.orig == tuple
@@ -296,9 +290,9 @@ impl FlowTable {
             return None;
         }
         let key = Key::new(&fact.tuple, place.netns);
-        let mut known = self.index.get(&key).copied();
+        let mut known = self.index.get(&key);
         if known.is_some_and(|index| self.split_picked_up(index, fact, place)) {
-            known = self.index.get(&key).copied();
+            known = self.index.get(&key);
         }
         let reused = known.and_then(|index| self.slots.get(index)).is_some_and(|flow| {
             let end = match flow.end_of(&fact.tuple) {
@@ -433,13 +427,7 @@ impl FlowTable {
     fn unlink(&mut self, index: u32) {
         let Some(flow) = self.slots.get(index) else { return };
         let table = &mut self.index;
-        let mut unlink = |key: Key| {
-            if let Entry::Occupied(entry) = table.entry(key)
-                && *entry.get() == index
-            {
-                entry.remove();
-            }
-        };
+        let mut unlink = |key: Key| table.remove(key, index);
         unlink(Key::new(&flow.orig, flow.netns));
         if let Some(chosen) = flow.chosen_by_ipvs(None) {
             unlink(Key::new(&chosen.reply(), chosen.netns));
