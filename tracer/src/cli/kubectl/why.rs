@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{anyhow, bail};
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, time::timeout};
 
 use super::{
     Follows, Progress, Session,
@@ -52,6 +52,8 @@ use crate::{
 const JUDGED: Duration = Duration::from_secs(4);
 /// How long the results of the probes may take.
 const PROBED: Duration = Duration::from_secs(8);
+/// How long the checks wait for the hooks. They take the same CPU, and can be done while the probes wait for an answer.
+const ATTACH: Duration = Duration::from_secs(5);
 /// The interval at which the end of a connection from a Pod, and that of the checks, is noticed.
 const TURN: Duration = Duration::from_millis(200);
 /// The most failed flows that are compared with their endpoint's node.
@@ -119,14 +121,22 @@ pub(super) async fn run(
                 Err(_) => future::pending().await,
             }
         };
+        // Ends when it is dropped: the hooks are attached, or the trace failed.
+        let (attached, when_attached) = oneshot::channel::<()>();
         let checks = async {
+            if !probes.to.is_empty() {
+                drop(timeout(ATTACH, when_attached).await);
+            }
             let checks = check_visited(session, progress, visits, &scope, when_met).await;
             is_checked.set(true);
             checks
         };
         let observed = async {
-            let is_over = observe(&mut trace, &mut seen, stop, args.duration, &probes, session, progress);
-            if !is_over.await? && !probes.to.is_empty() {
+            let is_attached = attach(&mut trace, &mut seen, stop).await?;
+            drop(attached);
+            let is_over = !is_attached
+                || observe(&mut trace, &mut seen, stop, args.duration, &probes, session, progress).await?;
+            if !is_over && !probes.to.is_empty() {
                 until_judged(&mut trace, &mut seen, stop, args.duration, &is_checked).await?;
             }
             if let Some(cause) = seen.first_fault().filter(|_| !is_checked.get()) {
@@ -231,7 +241,17 @@ fn agree(probed: &[SocketAddr], nodes: &[String], client: Option<&Key>) -> anyho
     Ok(())
 }
 
-/// Waits until every node observes, and connects, or watches the clients for a while. True if the trace is over.
+/// Waits until every node observes. False if the trace is over before.
+async fn attach(trace: &mut Traces<'_>, seen: &mut Seen, stop: &mut Stop) -> anyhow::Result<bool> {
+    while !trace.is_settled() {
+        if trace.turn(seen, stop, None).await? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Connects, or watches the clients for a while. True if the trace is over.
 async fn observe(
     trace: &mut Traces<'_>,
     seen: &mut Seen,
@@ -241,11 +261,6 @@ async fn observe(
     session: &Session,
     progress: &Progress,
 ) -> anyhow::Result<bool> {
-    while !trace.is_settled() {
-        if trace.turn(seen, stop, None).await? {
-            return Ok(true);
-        }
-    }
     let Probes { to, client } = probes;
     match client {
         _ if to.is_empty() => {
