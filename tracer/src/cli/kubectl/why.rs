@@ -48,13 +48,13 @@ use crate::{
     verdict::Verdict,
 };
 
-/// How long the probes' flows may take to be judged after their results, and the checks to end without a fault.
+/// How long the probes' flows may take to be judged after their results, and other clients' to meet a fault.
 const JUDGED: Duration = Duration::from_secs(4);
 /// How long the results of the probes may take.
 const PROBED: Duration = Duration::from_secs(8);
 /// How long the checks wait for the hooks. They take the same CPU, and can be done while the probes wait for an answer.
 const ATTACH: Duration = Duration::from_secs(5);
-/// The interval at which the end of a connection from a Pod, and that of the checks, is noticed.
+/// The interval at which the end of a connection from a Pod is noticed.
 const TURN: Duration = Duration::from_millis(200);
 /// The most failed flows that are compared with their endpoint's node.
 const MAX_FAULTS: usize = 1024;
@@ -137,7 +137,7 @@ pub(super) async fn run(
             let is_over = !is_attached
                 || observe(&mut trace, &mut seen, stop, args.duration, &probes, session, progress).await?;
             if !is_over && !probes.to.is_empty() {
-                until_judged(&mut trace, &mut seen, stop, args.duration, &is_checked).await?;
+                until_judged(&mut trace, &mut seen, stop, args.duration).await?;
             }
             if let Some(cause) = seen.first_fault().filter(|_| !is_checked.get()) {
                 let so_far = broken(&key.to_string(), &cause.root_cause);
@@ -274,20 +274,17 @@ async fn observe(
     }
 }
 
-/// Watches until every probe is judged, and either one met a fault or the checks are done. The other clients' connections
-/// count meanwhile.
+/// Watches until every probe is judged and a fault was met. Without a fault it takes its time: other clients' connections may
+/// meet one.
 async fn until_judged(
     trace: &mut Traces<'_>,
     seen: &mut Seen,
     stop: &mut Stop,
     duration: Duration,
-    is_checked: &Cell<bool>,
 ) -> anyhow::Result<()> {
-    let end = Instant::now() + JUDGED.min(duration);
-    let is_enough = |seen: &Seen| seen.judged.are_all() && (is_checked.get() || seen.first_fault().is_some());
-    while !is_enough(seen) && Instant::now() < end {
-        let turn = end.min(Instant::now() + TURN);
-        if trace.turn(seen, stop, Some(turn)).await? && Instant::now() < turn {
+    let until = Instant::now() + JUDGED.min(duration);
+    while !(seen.judged.are_all() && seen.first_fault().is_some()) {
+        if trace.turn(seen, stop, Some(until)).await? {
             break;
         }
     }
