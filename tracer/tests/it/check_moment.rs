@@ -91,6 +91,28 @@ fn a_single_reading_without_times_is_less_certain() {
     assert!(found.unseen.iter().any(|what| what.contains("when the lists were read")), "{found:#?}");
 }
 
+#[test]
+fn slow_syncs_of_the_past_are_not_read_again() {
+    let (node, scope) = (Gathered::new(&["kube-proxy/worker-1/ipvs"]), Scope::default());
+    assert_eq!(Reading::of(&node.facts(), &scope).pause(), None);
+    node.edit("node/metrics.txt", |text| {
+        let name = "kubeproxy_sync_proxy_rules_duration_seconds";
+        let kept: Vec<&str> = text.lines().filter(|line| !line.contains(name)).collect();
+        let slow = format!(
+            "# TYPE {name} histogram\n{name}_bucket{{le=\"4\"}} 0\n{name}_bucket{{le=\"16\"}} 40\n\
+             {name}_bucket{{le=\"+Inf\"}} 40\n{name}_sum 500\n{name}_count 40\n"
+        );
+        format!("{}\n{slow}", kept.join("\n"))
+    });
+    let facts = node.facts();
+    let reading = Reading::of(&facts, &scope);
+    assert_eq!(reading.pause(), None);
+    let report = reading.report();
+    let found = report.findings.iter().find(|finding| name(finding) == "C5").unwrap();
+    assert!(found.root_cause.contains("writes its rules late"), "{found:#?}");
+    assert_eq!(found.level, Level::Warning);
+}
+
 /// kube-proxy's times: its start, the last queued update and the last sync. Its clock is 1795217105.7.
 fn times(node: &Gathered, [started, queued, synced]: [&str; 3]) {
     node.edit("node/metrics.txt", |text| {

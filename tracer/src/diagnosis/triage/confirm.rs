@@ -55,7 +55,7 @@ impl<'f> Reading<'f> {
             taken.is_some_and(|(taken, since)| taken.since(since) < SETTLED)
         };
         self.found.findings.iter().filter(move |finding| match finding.step {
-            Some(Step::Rules) => finding.level != Level::Note,
+            Some(Step::Rules) => finding.level != Level::Note && !is_percentile(finding),
             Some(Step::KubeProxy) => finding.level == Level::Fault,
             Some(Step::Endpoints) => finding.level != Level::Note && recent(finding),
             _ => false,
@@ -164,9 +164,15 @@ fn compares(finding: &Finding) -> bool {
     finding.step == Some(Step::Rules) && finding.service.is_some() && finding.level != Level::Note
 }
 
+/// The duration of kube-proxy's syncs since its start, which is the same a moment later.
+fn is_percentile(finding: &Finding) -> bool {
+    finding.class == Class::C5 && finding.service.is_none() && finding.level == Level::Warning
+}
+
 /// Growth between two readings of counters, and settings, are not read again.
 fn depends_on_time(finding: &Finding) -> bool {
     finding.level != Level::Note
+        && !is_percentile(finding)
         && matches!(finding.step, Some(Step::Endpoints | Step::KubeProxy | Step::Rules))
 }
 
