@@ -167,12 +167,10 @@ async fn connect(to: SocketAddr) {
 /// Makes one connection and closes it at once.
 async fn connection(to: SocketAddr) -> Connection {
     // Reserved before it connects, so that the port of a connection that fails is known too.
-    let (socket, port) = match reserved(to) {
-        Ok((socket, port)) => (Ok(socket), Some(port)),
-        Err(error) => (Err(error), None),
-    };
+    let reserved = reserve(to);
+    let port = reserved.as_ref().ok().map(|(_, port)| *port);
     let began = Instant::now();
-    let connecting = async { socket?.connect(to).await };
+    let connecting = async { reserved?.0.connect(to).await };
     let result = match timeout(CONNECT_LIMIT, connecting).await {
         Ok(Ok(_)) => Connected::Established,
         Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => Connected::Refused,
@@ -183,7 +181,7 @@ async fn connection(to: SocketAddr) -> Connection {
 }
 
 /// A socket for a connection to that address, with its local port.
-fn reserved(to: SocketAddr) -> io::Result<(TcpSocket, u16)> {
+fn reserve(to: SocketAddr) -> io::Result<(TcpSocket, u16)> {
     let (socket, any) = match to {
         SocketAddr::V4(_) => (TcpSocket::new_v4()?, Ipv4Addr::UNSPECIFIED.into()),
         SocketAddr::V6(_) => (TcpSocket::new_v6()?, Ipv6Addr::UNSPECIFIED.into()),

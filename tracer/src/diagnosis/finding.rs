@@ -281,11 +281,7 @@ impl Finding {
 
     /// `domain — detail`.
     pub(crate) fn root_cause(&self) -> Text {
-        Self::root_cause_of(self.domain, &self.detail)
-    }
-
-    pub(crate) fn root_cause_of(domain: Domain, detail: &str) -> Text {
-        [domain.as_str(), SEPARATOR, detail].concat().into()
+        [self.domain.as_str(), SEPARATOR, &self.detail].concat().into()
     }
 
     /// A root cause without its domain, which the class implies.

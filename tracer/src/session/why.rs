@@ -319,8 +319,8 @@ impl FirstCause {
         };
         if let Some(class) = cause_behind(verdict) {
             first.class = class;
-            first.root_cause =
-                Finding::root_cause_of(class.domain(), Finding::detail_of(&verdict.root_cause));
+            let detail = Finding::detail_of(&verdict.root_cause).to_owned();
+            first.root_cause = Finding::new(class, detail).root_cause();
         }
         let Some(shared) = found else { return first };
         first.place = (checked > 1).then(|| place(shared, checked));

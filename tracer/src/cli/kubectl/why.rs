@@ -1,7 +1,6 @@
 //! `kubectl viptrace why`: the check of the nodes that matter and a short trace there, joined to one answer.
 
 use std::{
-    cell::Cell,
     collections::BTreeSet,
     future,
     io::{self, IsTerminal as _, Write as _},
@@ -113,7 +112,7 @@ pub(super) async fn run(
         let mut seen = Seen::new(filter, &probes.to);
         let words = task_args(&seen.filter, View::All, None, Hooks::Full);
         let mut trace = Traces::on(session, progress, objects, &visits, words);
-        let is_checked = Cell::new(false);
+        // Closed when the checks are done.
         let (met, when_met) = oneshot::channel();
         let when_met = async {
             match when_met.await {
@@ -127,19 +126,17 @@ pub(super) async fn run(
             if !probes.to.is_empty() {
                 drop(timeout(ATTACH, when_attached).await);
             }
-            let checks = check_visited(session, progress, visits, &scope, when_met).await;
-            is_checked.set(true);
-            checks
+            check_visited(session, progress, visits, &scope, when_met).await
         };
         let observed = async {
             let is_attached = attach(&mut trace, &mut seen, stop).await?;
             drop(attached);
             let is_over = !is_attached
                 || observe(&mut trace, &mut seen, stop, args.duration, &probes, session, progress).await?;
-            if !is_over && !probes.to.is_empty() {
+            if !is_over {
                 until_judged(&mut trace, &mut seen, stop, args.duration).await?;
             }
-            if let Some(cause) = seen.first_fault().filter(|_| !is_checked.get()) {
+            if let Some(cause) = seen.first_fault().filter(|_| !met.is_closed()) {
                 let so_far = broken(&key.to_string(), &cause.root_cause);
                 progress.say(&format!("so far: {so_far}; the checks go on"));
             }
@@ -381,9 +378,7 @@ impl Seen {
         let others = self.faults.iter().filter(|verdict| verdict.root_cause == first.root_cause);
         self.ends.first_of(std::iter::once(first).chain(others), |ip, since| trace.node_of(ip, since))
     }
-}
 
-impl Seen {
     fn first_fault(&self) -> Option<&Verdict> {
         let causes = self.summary.causes().into_iter();
         causes.map(|cause| &cause.verdict).find(|verdict| verdict.class.is_fault())
