@@ -244,15 +244,27 @@ fn originals(value: &Value, field: &str, names: &mut BTreeSet<String>, ips: &mut
 /// The texts that stay, because viptrace or its reader knows them.
 const ALLOWED: [&str; 7] = ["", "default", "kube-system", "kubernetes", "kube-dns", "kube-proxy", "true"];
 
-/// Whether `word` is in `text`. A new IPv6 address can have any hexadecimal digits between two colons.
+/// Whether `word` is in `text`. A new IPv6 address can have any hexadecimal digits between two colons, or between two dots in
+/// the name of a chain, which ends with the address after two underscores.
 fn has(text: &str, word: &str) -> bool {
     let is_part = |character: Option<char>| character.is_some_and(|c| c.is_ascii_alphanumeric() || c == '-');
     let is_hexadecimal = word.len() <= 4 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
     text.match_indices(word).any(|(at, _)| {
         let before = text[..at].chars().next_back();
-        let is_in_address = is_hexadecimal && before == Some(':');
+        let groups = |c: char| c.is_ascii_hexdigit() || c == '.';
+        let is_in_chain = before == Some('.') && text[..at].trim_end_matches(groups).ends_with("__");
+        let is_in_address = is_hexadecimal && (before == Some(':') || is_in_chain);
         !is_part(before) && !is_part(text[at + word.len()..].chars().next()) && !is_in_address
     })
+}
+
+#[test]
+fn a_group_of_an_address_is_no_name() {
+    assert!(!has("service-8/tcp/grpc__fdd5.5a9e.7e27.db.8624.24d6.6e41.17a/9090", "db"));
+    assert!(!has("[fdd5:5a9e:7e27:db::1]:80", "db"));
+    for leak in ["grpc.db.shop.svc", "db.shop", "shop/db", "grpc__10.0.0.1/db", "service-8__db.8624"] {
+        assert!(has(leak, "db"), "{leak}");
+    }
 }
 
 /// A redacted recording, as somebody searches it for an address.
