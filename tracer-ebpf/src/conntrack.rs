@@ -47,27 +47,26 @@ pub(crate) fn confirm(ctx: ProbeContext) -> u32 {
 /// Unlike a kprobe's, this program may be preempted, so it has copies.
 #[fentry]
 pub(crate) fn confirm_fentry(ctx: FEntryContext) -> i32 {
-    on_confirm(&ctx, is_first);
+    on_confirm(&ctx, |nfct| is_first(0, nfct));
     0
 }
 
 #[fentry]
 pub(crate) fn confirm_fentry_2(ctx: FEntryContext) -> i32 {
-    on_confirm(&ctx, is_first);
+    on_confirm(&ctx, |nfct| is_first(1, nfct));
     0
 }
 
 #[fentry]
 pub(crate) fn confirm_fentry_3(ctx: FEntryContext) -> i32 {
-    on_confirm(&ctx, is_first);
+    on_confirm(&ctx, |nfct| is_first(2, nfct));
     0
 }
 
-/// Whether no copy has reported `nfct`.
+/// Whether no other copy than this one has reported `nfct`.
 #[inline(always)]
-fn is_first(nfct: u64) -> bool {
-    // The next entry at this address is another flow's. One that was confirmed stays for some time.
-    copies::is_first(Hook::Confirm, globals::CONFIRM_COPIES.load(), nfct)
+fn is_first(copy: u32, nfct: u64) -> bool {
+    copies::is_first(Hook::Confirm, globals::CONFIRM_COPIES.load(), copy, nfct)
 }
 
 #[inline(always)]

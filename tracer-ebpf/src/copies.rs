@@ -8,35 +8,38 @@
 use aya_ebpf::{macros::map, maps::PerCpuArray};
 use tracer_ebpf::{HOOK_SLOTS, Hook};
 
-/// The last reported event, and how many of the copies have met it; a key of 0 for none.
+/// The last event that a copy of a hook met.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Reported {
+struct Met {
     key: u64,
-    met: u64,
+    /// The copies that have met it, a bit each.
+    by: u64,
 }
 
 #[map]
-static REPORTED: PerCpuArray<Reported> = PerCpuArray::with_max_entries(HOOK_SLOTS as u32, 0);
+static MET: PerCpuArray<Met> = PerCpuArray::with_max_entries(HOOK_SLOTS as u32, 0);
 
-/// Whether this program, one of `copies` on the hook in any order, must report the event. `key` distinguishes the event
-/// from others on this CPU at that moment, and from the next one at the same address: a program that is skipped, or
-/// moves to another CPU between two copies, leaves its key behind. An event may then be reported twice, or, if its key
-/// equals the one that was left, not at all.
+/// Whether this copy, the number `copy` of several that run in any order, must report the event. `key` distinguishes the
+/// event from others on this CPU at that moment. The next event may have the same key: a copy that has met the key meets
+/// another event, because it runs once for each.
+///
+/// A copy that is skipped, or a program that moves to another CPU between two copies, leaves an incomplete set behind. An
+/// event may then be reported twice, or, if its key equals the one that was left and only other copies run, not at all.
 #[inline(always)]
-pub(crate) fn is_first(hook: Hook, copies: u32, key: u64) -> bool {
+pub(crate) fn is_first(hook: Hook, copies: u32, copy: u32, key: u64) -> bool {
     if copies == 1 {
         return true;
     }
-    let Some(last) = REPORTED.get_ptr_mut(hook as u32) else { return true };
+    let Some(last) = MET.get_ptr_mut(hook as u32) else { return true };
+    let own = 1 << copy;
     // SAFETY: a slot of a map's array: valid and aligned for as long as the program runs. A program that interrupts
     // this one may write between load and store; the kernel allows that, and the outcome is one of the two described
     // above.
-    let Reported { key: reported, met } = unsafe { *last };
-    let is_reported = reported == key;
-    let met = if is_reported { met + 1 } else { 1 };
-    let key = if met >= u64::from(copies) { 0 } else { key };
+    let Met { key: met, by } = unsafe { *last };
+    let is_first = met != key || by & own != 0;
+    let by = if is_first { own } else { by | own };
     // SAFETY: as above.
-    unsafe { *last = Reported { key, met } };
-    !is_reported
+    unsafe { *last = Met { key, by } };
+    is_first
 }

@@ -25,43 +25,37 @@ const NEW_SYN_RECV: u8 = 12;
 /// established, failed to connect, closed.
 #[raw_tracepoint(tracepoint = "inet_sock_set_state")]
 pub(crate) fn sock_state(ctx: RawTracePointContext) -> i32 {
-    on_sock_state(&ctx);
+    on_sock_state(&ctx, 0);
     0
 }
 
 #[raw_tracepoint(tracepoint = "inet_sock_set_state")]
 pub(crate) fn sock_state_2(ctx: RawTracePointContext) -> i32 {
-    on_sock_state(&ctx);
+    on_sock_state(&ctx, 1);
     0
 }
 
 #[raw_tracepoint(tracepoint = "inet_sock_set_state")]
 pub(crate) fn sock_state_3(ctx: RawTracePointContext) -> i32 {
-    on_sock_state(&ctx);
+    on_sock_state(&ctx, 2);
     0
 }
 
 #[inline(always)]
-fn on_sock_state(ctx: &RawTracePointContext) {
+fn on_sock_state(ctx: &RawTracePointContext, copy: u32) {
     let (old, new) = (ctx.arg::<u32>(1) as u8, ctx.arg::<u32>(2) as u8);
     let tells = match new {
         ESTABLISHED => old == SYN_SENT || old == SYN_RECV,
         CLOSE => old != LISTEN && old != CLOSE,
         _ => false,
     };
-    // SCTP and MPTCP sockets also arrive here, with other states and without a peer.
     let sk = ctx.arg::<u64>(0);
+    // A socket's address leaves its lowest bits free for a state.
     let is_first = || {
-        // A socket's address leaves its lowest bits free for a state. The next socket there has other ports.
-        let port = |offset: u32| u64::from(at_end::<u16>(true, sk, offset));
-        let ports = port(globals::OFF_INET_SPORT.load()) << 16 | port(globals::SK_DPORT.load());
-        copies::is_first(
-            Hook::SockState,
-            globals::SOCK_STATE_COPIES.load(),
-            (sk | u64::from(new)) ^ ports << 32,
-        )
+        copies::is_first(Hook::SockState, globals::SOCK_STATE_COPIES.load(), copy, sk | u64::from(new))
     };
-    if tells && is_tcp(sk) && is_first() {
+    // SCTP and MPTCP sockets also arrive here, with other states and without a peer.
+    if tells && is_first() && is_tcp(sk) {
         report(
             ctx,
             Hook::SockState,
