@@ -118,7 +118,8 @@ fn address<const AT: usize>(tuple: &Tuple) -> [u32; 4] {
 }
 
 /// Keeps and counts the decision of a confirmed entry. Returns whether it is to be reported now: it is of the sample, or
-/// a connection to a Service's address was not translated, which is no healthy one.
+/// a connection to a Service's address was not translated, which is no healthy one. A connection to an endpoint itself is
+/// kept, for its failures, but not counted: the node that translated it counts it.
 #[inline(never)]
 pub(crate) fn keep(ct: u64) -> bool {
     // Zeros, which the next lines overwrite, would be written byte by byte.
@@ -142,16 +143,20 @@ pub(crate) fn keep(ct: u64) -> bool {
     }
     let translated = halves(orig[DST + PORT]).0 != halves(reply[PORT]).0
         || !same_address(address::<DST>(orig), address::<0>(reply));
-    if !translated && !is_service(&end::<DST>(orig, protocol)) {
+    let part = if translated { Part::Translated } else { part(&end::<DST>(orig, protocol)) };
+    if part == Part::Nothing {
         return false;
     }
-    count(orig, reply, protocol);
+    if part != Part::Endpoint {
+        count(orig, reply, protocol);
+    }
     let client = end::<0>(orig, protocol);
     let hash = hash(&client);
-    let reported = if translated {
-        hash < SAMPLE_BELOW.load()
-    } else {
+    let reported = if part == Part::Address {
         failures::admits_untranslated(conntrack::netns(ct), &client, &end::<DST>(orig, protocol))
+    } else {
+        // By the client, so that both nodes of a connection report it.
+        hash < SAMPLE_BELOW.load()
     };
     let source_stays = halves(orig[PORT]).0 == halves(reply[DST + PORT]).0
         && same_address(address::<0>(orig), address::<DST>(reply));
@@ -352,14 +357,37 @@ unsafe fn add_atomically(counter: *mut u64, number: u64) {
     unsafe { AtomicU64::from_ptr(counter) }.fetch_add(number, Ordering::Relaxed);
 }
 
-/// Whether an end belongs to a Service: by all ports of its address, by this one, or by a node port of any address.
+/// The part that the destination of a connection has in a Service.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+enum Part {
+    Nothing,
+    /// kube-proxy translated it.
+    Translated,
+    /// An address of a Service, or a node port of any address: kube-proxy translates connections there.
+    Address,
+    /// An endpoint of this node, where connections that another node translated arrive.
+    Endpoint,
+}
+
+/// The part of a destination that was not translated.
 #[inline(never)]
-pub(crate) fn is_service(end: &End) -> bool {
+fn part(end: &End) -> Part {
     let all_ports = End { address: end.address, port: 0, protocol: 0 };
     let all_addresses = End { address: [0; 4], ..*end };
-    SERVICES.get_ptr(all_ports).is_some()
-        || SERVICES.get_ptr(end).is_some()
-        || SERVICES.get_ptr(all_addresses).is_some()
+    if SERVICES.get_ptr(all_ports).is_some() || SERVICES.get_ptr(all_addresses).is_some() {
+        Part::Address
+    } else if SERVICES.get_ptr(end).is_some() {
+        Part::Endpoint
+    } else {
+        Part::Nothing
+    }
+}
+
+/// Whether an end belongs to a Service.
+#[inline(always)]
+pub(crate) fn is_service(end: &End) -> bool {
+    part(end) != Part::Nothing
 }
 
 /// So many failures of a connection are reported with the first of them, for which it took a token.

@@ -51,9 +51,8 @@ fn on_sock_state(ctx: &RawTracePointContext, copy: u32) {
     };
     let sk = ctx.arg::<u64>(0);
     // A socket's address leaves its lowest bits free for a state.
-    let is_first = || {
-        copies::is_first(Hook::SockState, globals::SOCK_STATE_COPIES.load(), copy, sk | u64::from(new))
-    };
+    let is_first =
+        || copies::is_first(Hook::SockState, globals::SOCK_STATE_COPIES.load(), copy, sk | u64::from(new));
     // SCTP and MPTCP sockets also arrive here, with other states and without a peer.
     if tells && is_first() && is_tcp(sk) {
         report(
