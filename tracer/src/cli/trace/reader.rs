@@ -228,13 +228,11 @@ impl<S: Source> Waiting<'_, S> {
                 records.push(record);
             }
         });
-        // Records are lost only when the buffer is full: if nothing was read, nothing was lost.
-        if read > 0 {
-            let lost = self.source.lost()?;
-            let ended = now();
-            self.pipeline.lost(lost, *last, ended);
-            *last = ended;
-        }
+        // Also if nothing was read: the kernel may have skipped the only program that had something to report.
+        let lost = self.source.lost()?;
+        let ended = now();
+        self.pipeline.lost(lost, *last, ended);
+        *last = ended;
         self.reader.suppressed(self.source, self.pipeline)?;
         *newest = (*newest).max(self.reader.sightings.iter().map(|sighting| sighting.time).max());
         self.reader.observe(self.pipeline);

@@ -303,6 +303,29 @@ fn losses_are_known_before_the_flows_of_the_same_reading_are_handed_out() {
     assert_ne!(class_with_losses([3, 3, 3], Some([10, 244, 1, 101])), Class::Unknown);
 }
 
+/// The kernel skips a program instead of the connection's last record, and reports nothing else.
+#[test]
+fn a_loss_is_known_although_nothing_was_read() {
+    let class = |lost| {
+        let begin = now();
+        let client = SocketAddr::from((CLIENT, 1));
+        let after = |ms| begin.saturating_add(Duration::from_millis(ms));
+        let batch = vec![
+            entry(client, Hook::Confirm, begin),
+            state(client, TcpState::SynSent, TcpState::Established, after(1)),
+            state(client, TcpState::FinWait2, TcpState::Close, after(2)),
+        ];
+        let mut source = Losing { batches: vec![(batch, 0)], lost: 0, of_client: None };
+        let (mut reader, mut trace) = (Reader::new(begin), trace());
+        reader.read(&mut source, &mut trace).unwrap();
+        source.lost = lost;
+        reader.read(&mut source, &mut trace).unwrap();
+        trace.advance(after(1_000)).judged[0].verdict.class
+    };
+    assert_ne!(class(0), Class::Unknown);
+    assert_eq!(class(1), Class::Unknown);
+}
+
 /// A way has the sightings of the turn in which its flow is judged.
 #[test]
 fn a_pathfinder_receives_what_the_flows_receive() {
