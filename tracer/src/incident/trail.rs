@@ -537,7 +537,7 @@ fn find_same(steps: &mut [TrailStep]) {
 /// The endpoint's state when NAT decided, as the API listed it.
 fn endpoint(pipeline: &Pipeline, own: &Verdict) -> Option<String> {
     let (vip, endpoint) = (own.flow.vip?, own.flow.endpoint?);
-    let protocol = if &*own.flow.protocol == "UDP" { Protocol::UDP } else { Protocol::TCP };
+    let protocol = protocol(own);
     let history = &pipeline.cluster().history;
     let at = own.flow.started;
     let Address::Vip(vip) = history.address(vip, protocol, at) else { return None };
@@ -545,14 +545,20 @@ fn endpoint(pipeline: &Pipeline, own: &Verdict) -> Option<String> {
     let what = format!("{endpoint}{pod}");
     Some(match history.membership(&vip, endpoint, at) {
         Membership::Member { state, since } => {
-            let conditions = &state.conditions;
-            let how = if conditions.may_serve() { "usable" } else { "listed and not usable" };
-            format!("{what} was {how} since {}", since.beside(at))
+            format!("{what} was {} since {}", state.conditions, since.beside(at))
         }
         Membership::Left { at: left, .. } => format!("{what} had left the Service at {}", left.beside(at)),
         Membership::NeverSeen { .. } => format!("{what} was never seen in the Service's EndpointSlices"),
         Membership::Unknown => format!("{what}: the EndpointSlices of that time are not known"),
     })
+}
+
+fn protocol(own: &Verdict) -> Protocol {
+    match &*own.flow.protocol {
+        "UDP" => Protocol::UDP,
+        "SCTP" => Protocol::SCTP,
+        _ => Protocol::TCP,
+    }
 }
 
 /// The walk of the rules for the flow's first packet, as the node last read them.
@@ -568,15 +574,10 @@ fn rules(pipeline: &Pipeline, own: &Verdict) -> Result<Journey, String> {
     scene.sysctls = node.sysctls.as_ref();
     scene.history = Some(&pipeline.cluster().history);
     scene.node = pipeline.settings().node_name.as_deref();
-    let protocol = match &*own.flow.protocol {
-        "UDP" => Protocol::UDP,
-        "SCTP" => Protocol::SCTP,
-        _ => Protocol::TCP,
-    };
     let question = Question {
         from: path::From::Address(own.flow.client.ip()),
         to: To::Address(to),
-        protocol: Some(protocol),
+        protocol: Some(protocol(own)),
         family: None,
     };
     scene.journey(&question).map_err(|error| error.to_string())
