@@ -23,7 +23,7 @@ use crate::{
         show::{Show, detail},
         target::Target,
     },
-    incident::{Beside, Moment, Story, Timeline},
+    incident::{Beside, Moment, Story, Timeline, Track},
     recording::{Header, UnusableFile},
     report::{
         Form, Printer, ReplayOutput, Report,
@@ -67,9 +67,10 @@ pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Resu
 }
 
 /// Plays to the end, and writes the story as text or as a page.
-fn tell(opened: Opened, options: &ReplayOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
+fn tell(mut opened: Opened, options: &ReplayOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
     let is_page = options.output == ReplayOutput::Html;
     let story = if is_page { Story::with_records() } else { Story::default() };
+    opened.timeline.stay_on_trace_clock();
     let mut teller = Teller { printer: &mut printer, story, messages: Messages::default() };
     let (ended, _) = opened.play(&mut teller)?;
     let Teller { story, messages, .. } = teller;
@@ -223,6 +224,7 @@ pub(super) fn open(options: &ReplayOptions) -> anyhow::Result<Opened> {
     let narrowed = tracks().filter_map(|track| narrowed(track.header(), options.selection.target.as_ref()));
     let mut warnings: Vec<_> = narrowed.collect();
     warnings.extend(unaligned(&timeline));
+    warnings.extend(recorded_twice(&timeline));
     let lacks = lacks::unusable(&timeline.skipped, timeline.skipped_more);
     let asked = options.selection.clone();
     Ok(Opened { timeline, selection, asked, notes, warnings, lacks })
@@ -361,6 +363,15 @@ fn describe(header: &Header, target: Option<&Target>, files: usize) -> String {
         header.started.to_the_millisecond(),
         safe(&header.viptrace)
     )
+}
+
+/// A warning for each two traces that recorded the same flows.
+fn recorded_twice(timeline: &Timeline) -> Vec<String> {
+    let warning = |(one, other): (&Track, &Track)| {
+        let (one, other) = (safe(one.name()), safe(other.name()));
+        format!("{one} and {other} overlap: flows that both recorded count twice; replay one of the two")
+    };
+    timeline.overlapping().into_iter().map(warning).collect()
 }
 
 /// The warning if the recording covers less than the replay's target.

@@ -14,6 +14,7 @@ use std::{
     collections::HashMap,
     hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher},
     net::SocketAddr,
+    time::Duration,
 };
 
 use crate::{
@@ -34,6 +35,9 @@ const KNOWN_DRIFT: f64 = 1e-4;
 const CONTRARY: usize = 4;
 /// Bounds that are this far from most others are not of the same flow, nanoseconds.
 const SLACK_NS: f64 = 1e6;
+
+/// Two traces on one clock time a flow at most this far apart. No client uses a port again so soon.
+const SAME_FLOW: Duration = Duration::from_millis(1);
 
 type Addresses = (Protocol, SocketAddr, SocketAddr);
 
@@ -56,10 +60,15 @@ impl Seen {
         self.thin_out();
     }
 
-    /// Adds the flows of another trace on the same clock.
+    /// Adds the flows of another trace on the same clock. Both may have recorded a flow.
     pub fn absorb(&mut self, other: Self) {
         for (addresses, crossing) in other.flows {
+            let is_known = |crossing: &Crossing| {
+                let known = self.flows.get(&addresses).copied().flatten();
+                known.is_some_and(|known| is_same(&known, crossing))
+            };
             match crossing {
+                Some(crossing) if is_known(&crossing) => {}
                 Some(crossing) => self.add(crossing),
                 None if hash(&addresses) & self.mask == 0 => {
                     self.flows.insert(addresses, None);
@@ -78,6 +87,12 @@ impl Seen {
             self.flows.retain(|addresses, _| hash(addresses) & mask == 0);
         }
     }
+}
+
+/// Whether two traces on one clock timed the same flow: the difference is that of their readings of the clock's distance from
+/// Unix time.
+fn is_same(one: &Crossing, other: &Crossing) -> bool {
+    one.first.since(other.first).max(other.first.since(one.first)) <= SAME_FLOW
 }
 
 fn hash(addresses: &Addresses) -> u64 {
@@ -586,6 +601,17 @@ mod tests {
         let (a, b) = flow(1, (0, 1, 1), (TRUE, TRUE), true);
         assert_eq!(compare(&seen([a, a]), &seen([b])), Compared::NoFlow);
         assert_eq!(compare(&seen([]), &seen([b])), Compared::NoFlow);
+    }
+
+    #[test]
+    fn a_flow_that_two_traces_of_a_node_recorded_counts_once() {
+        let other = TestClock { ahead: 90_000_000_000, drift: 0.0 };
+        let (a, b) = flow(1, (0, 200_000, 200_000), (TRUE, other), true);
+        let mut here = seen([a]);
+        here.absorb(seen([Crossing { first: a.first.shifted(1_000), ..a }]));
+        assert!(matches!(compare(&here, &seen([b])), Compared::Known(_)));
+        here.absorb(seen([Crossing { first: a.first.shifted(30_000_000_000), ..a }]));
+        assert_eq!(compare(&here, &seen([b])), Compared::NoFlow, "its port was used again");
     }
 
     #[test]

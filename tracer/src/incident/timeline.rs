@@ -2,7 +2,7 @@
 //!
 //! Owns the order of the traces' judgements on one clock, and the conversion of their times. The first pass over the
 //! files compares the clocks, the second one plays them: memory does not depend on their length. A single trace is played
-//! once, and keeps its times.
+//! once, and its times follow the wall clock, unless they are to be compared with each other.
 
 use std::{num::NonZero, path::PathBuf, thread};
 
@@ -23,6 +23,8 @@ pub struct Timeline {
     pub skipped_more: u64,
     pub others: u64,
     skip_until: Option<Timestamp>,
+    /// The times are those of the trace's clock, which nobody steps.
+    on_trace_clock: bool,
     /// The part of a single trace that is read.
     part: Part,
 }
@@ -88,6 +90,7 @@ impl Timeline {
             skipped_more,
             others,
             skip_until: None,
+            on_trace_clock: !is_single,
             part: Part::Whole,
         })
     }
@@ -118,7 +121,7 @@ impl Timeline {
 
     /// The time at which a sighting of this trace is shown: on the common clock, or of a single trace by its wall clock.
     pub fn shown(&self, track: usize, observed: &Observed<'_>) -> Timestamp {
-        if self.tracks.len() > 1 { self.common(track, observed.sighting.time) } else { observed.unix }
+        if self.on_trace_clock { self.common(track, observed.sighting.time) } else { observed.unix }
     }
 
     /// The latest end of the traces on the common clock, before they are played. Without intact last blocks, a trace's
@@ -166,6 +169,30 @@ impl Timeline {
         Some(self.tracks.first()?.tape.reading())
     }
 
+    /// Before the first step: the times of a single trace do not follow the steps of the wall clock, as those of several
+    /// never do. Only then do they show what came first, and how much later the next one came.
+    pub fn stay_on_trace_clock(&mut self) {
+        self.on_trace_clock = true;
+    }
+
+    /// The pairs of traces that observed one node at the same time: a flow that both recorded is played twice.
+    pub fn overlapping(&self) -> Vec<(&Track, &Track)> {
+        let span = |track: &Track| {
+            let (from, to) = (track.header().started, track.tape.last_time());
+            (from.shifted(track.shift_ns), to.map(|to| to.shifted(track.shift_ns)))
+        };
+        let overlap = |one: &Track, other: &Track| {
+            let ((from, to), (other_from, other_to)) = (span(one), span(other));
+            one.clock == other.clock
+                && to.is_some_and(|to| other_from < to)
+                && other_to.is_some_and(|to| from < to)
+        };
+        let later = |index: usize| self.tracks.iter().skip(index + 1);
+        let pairs =
+            self.tracks.iter().enumerate().flat_map(|(index, one)| later(index).map(move |it| (one, it)));
+        pairs.filter(|(one, other)| overlap(one, other)).collect()
+    }
+
     /// Before the first step: how healthy flows are reported.
     pub fn set_detail(&mut self, detail: Detail) {
         self.tracks.iter_mut().for_each(|track| track.tape.set_detail(detail));
@@ -183,7 +210,7 @@ impl Timeline {
                 if !matches!(self.part, Part::Whole) {
                     player.judge_all();
                 }
-                if !is_single {
+                if self.on_trace_clock {
                     player.recorded().stay_on_trace_clock();
                 }
                 if let Some(begin) = begin {

@@ -162,7 +162,7 @@ impl Page<'_> {
     /// All causes, in the order in which to examine them.
     fn causes(self, html: &mut Html) {
         section(html, "causes", "Causes", |html| {
-            let heads = ["Cause", "Service", "Failed flows", "First", "Last", "Explanation"];
+            let heads = ["Cause", "Failed flows", "Service", "First", "Last", "Explanation"];
             table(html, "The causes, in the order in which to examine them", &heads, |html| {
                 for (index, chapter) in self.chapters.iter().enumerate() {
                     html.block("tr", &[], |html| {
@@ -171,8 +171,8 @@ impl Page<'_> {
                             html.leaf("a", &[("href", &link)], outline::title(chapter.verdict.class));
                         });
                         let service = outline::service(chapter.verdict.service.as_ref());
-                        html.leaf("td", &[], service.as_deref().unwrap_or("-"));
                         html.leaf("td", &[("class", &"number")], chapter.flows);
+                        html.leaf("td", &[], service.as_deref().unwrap_or("-"));
                         for at in [chapter.first.flow.started, chapter.last] {
                             html.element("td", &[], |html| time(html, at, self.ending.started));
                         }

@@ -178,7 +178,7 @@ fn what_changed(out: &mut String, paint: Paint, chapter: &Chapter) {
 fn what_to_do(out: &mut String, paint: Paint, verdict: &Verdict) {
     heading(out, paint, outline::WHAT_TO_DO);
     match action(&verdict.mitigation) {
-        Some(action) => line(out, &action),
+        Some(action) => line(out, &format!("do: {action}")),
         None => line(out, &format!("look at the page of the class: viptrace explain {}", verdict.class)),
     }
     if !verdict.mitigation.long_term.is_empty() {

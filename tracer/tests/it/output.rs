@@ -70,6 +70,15 @@ fn an_incident_on_two_nodes() {
     ]));
 }
 
+/// The clock of this node was stepped by 20 s between the first failure and the last.
+#[test]
+fn a_story_of_one_node_does_not_follow_its_wall_clock() {
+    let terminal = with_recordings(&[]);
+    terminal.bring("two-nodes/node1.viptrace", "node1.viptrace");
+    let story = terminal.run("replay node1.viptrace -o story --quiet");
+    assert!(story.contains(", 1 min 33 s later"), "{story}");
+}
+
 /// The page of each is well-formed and whole. On a terminal it is refused: `/dev/ptmx` is one.
 #[test]
 fn pages_of_incidents() {
