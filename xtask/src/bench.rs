@@ -57,7 +57,7 @@ pub(crate) struct Options {
     tool: Option<String>,
 }
 
-/// Measures and prints. Returns false if the guest reports a missing measurement.
+/// Measures and prints. Returns false if the guest reports a missing measurement, or viptrace costs more than it may.
 pub(crate) fn run(printer: &Printer, what: &What) -> Result<bool> {
     let place = Place::find()?;
     let options = match what {
@@ -112,8 +112,13 @@ fn measure(
         output: place.guest_output(&format!("{}-bench-{mode}", series.name)),
     };
     let run = vm::run(printer, &guest, |_| {})?;
-    for line in table(&run.metrics) {
+    let groups = groups(&run.metrics);
+    for line in table(&groups) {
         printer.data(&line);
+    }
+    let beyond = beyond_budget(&groups, series.preempts_programs());
+    for line in &beyond {
+        printer.say(&format!("    {line}"));
     }
     for problem in &run.unread {
         printer.say(&format!("    {problem}"));
@@ -130,7 +135,7 @@ fn measure(
                 seconds(run.took),
                 guest.output.join("machine.log").display()
             ));
-            Ok(exit == 0 && run.unread.is_empty())
+            Ok(exit == 0 && run.unread.is_empty() && beyond.is_empty())
         }
         Ending::Died(_) | Ending::Stopped(_) => {
             let tail = run.last_words();
@@ -183,9 +188,11 @@ fn spread(values: impl IntoIterator<Item = f64>) -> Option<Spread> {
     Some(Spread { median, low, high })
 }
 
-/// The results as lines: a heading, then one line for each measure and tool.
-fn table(metrics: &[Metric]) -> Vec<String> {
-    let mut groups: BTreeMap<(String, String), Measured> = BTreeMap::new();
+/// The results by measure and tool.
+type Groups = BTreeMap<(String, String), Measured>;
+
+fn groups(metrics: &[Metric]) -> Groups {
+    let mut groups = Groups::new();
     for metric in metrics {
         let tool = metric.label("tool").unwrap_or_else(|| "-".to_owned());
         let round = metric.label("round").unwrap_or_default();
@@ -195,20 +202,67 @@ fn table(metrics: &[Metric]) -> Vec<String> {
             if metric.label("side").as_deref() == Some("bare") { &mut group.bare } else { &mut group.with };
         side.entry(round).or_default().push(metric.value);
     }
+    groups
+}
+
+/// The results as lines: a heading, then one line for each measure and tool.
+fn table(groups: &Groups) -> Vec<String> {
     let heading = ["measure", "tool", "bare", "with", "with: range", "ratio", "ratio: range", "rounds"];
     let mut rows = vec![heading.map(str::to_owned)];
     rows.extend(groups.iter().map(|((name, tool), group)| row(name, tool, group)));
     aligned(&rows)
 }
 
-fn row(name: &str, tool: &str, group: &Measured) -> [String; 8] {
-    let medians = |side: &BTreeMap<String, Vec<f64>>| -> BTreeMap<String, f64> {
-        side.iter()
-            .filter_map(|(round, values)| Some((round.clone(), spread(values.iter().copied())?.median)))
-            .collect()
+/// The median of each round.
+fn medians(side: &BTreeMap<String, Vec<f64>>) -> BTreeMap<&str, f64> {
+    let median = |values: &Vec<f64>| Some(spread(values.iter().copied())?.median);
+    side.iter().filter_map(|(round, values)| Some((round.as_str(), median(values)?))).collect()
+}
+
+impl Measured {
+    /// The rounds' ratios, where there is a bare side.
+    fn ratios(&self) -> Option<Spread> {
+        let bare = medians(&self.bare);
+        spread(medians(&self.with).iter().filter_map(|(round, value)| Some(value / bare.get(round)?)))
+    }
+}
+
+/// What a tool may cost: a ratio, or a value of a measure without a bare side.
+struct Budget {
+    measure: &'static str,
+    tool: &'static str,
+    at_most: f64,
+    /// On kernels that preempt its programs, so that copies stand in.
+    preempted: f64,
+}
+
+/// What viptrace costs now (`docs/costs.md`) with room for the noise, so that a dearer program is noticed. The targets
+/// there are lower.
+const BUDGETS: [Budget; 6] = [
+    Budget { measure: "crr_median_ns", tool: "failures", at_most: 1.015, preempted: 1.015 },
+    Budget { measure: "crr_median_ns", tool: "full", at_most: 1.04, preempted: 1.055 },
+    Budget { measure: "crr_tool_cpu_ns", tool: "failures", at_most: 1_500.0, preempted: 1_500.0 },
+    Budget { measure: "crr_tool_cpu_ns", tool: "full", at_most: 40_000.0, preempted: 40_000.0 },
+    Budget { measure: "attach_ns", tool: "failures", at_most: 1.5e9, preempted: 2.5e9 },
+    Budget { measure: "attach_ns", tool: "full", at_most: 1.5e9, preempted: 2.2e9 },
+];
+
+/// A line for each measure that is beyond its budget.
+fn beyond_budget(groups: &Groups, preempts: bool) -> Vec<String> {
+    let beyond = |budget: &Budget| {
+        let Budget { measure, tool, at_most, preempted } = *budget;
+        let group = groups.get(&(measure.to_owned(), tool.to_owned()))?;
+        let of_value = || spread(medians(&group.with).into_values());
+        let found = group.ratios().or_else(of_value)?.median;
+        let limit = if preempts { preempted } else { at_most };
+        (found > limit).then(|| format!("beyond its budget: {measure} of {tool} is {found}, at most {limit}"))
     };
+    BUDGETS.iter().filter_map(beyond).collect()
+}
+
+fn row(name: &str, tool: &str, group: &Measured) -> [String; 8] {
     let (bare, with) = (medians(&group.bare), medians(&group.with));
-    let ratios = spread(with.iter().filter_map(|(round, value)| Some(value / bare.get(round)?)));
+    let ratios = group.ratios();
     let dash = || "-".to_owned();
     let value = |spread: Option<Spread>| {
         spread.map_or_else(dash, |s| format!("{} {}", grouped(s.median), group.unit))
@@ -265,8 +319,12 @@ mod tests {
     use crate::event::{self, Event};
 
     fn metric(tool: &str, round: u32, side: &str, value: u32) -> Metric {
+        named("crr_ns", tool, round, side, value)
+    }
+
+    fn named(name: &str, tool: &str, round: u32, side: &str, value: u32) -> Metric {
         let line = format!(
-            r#"{{"event":"metric","name":"crr_ns","value":{value},"unit":"ns","labels":{{"tool":"{tool}","round":{round},"side":"{side}"}}}}"#
+            r#"{{"event":"metric","name":"{name}","value":{value},"unit":"ns","labels":{{"tool":"{tool}","round":{round},"side":"{side}"}}}}"#
         );
         let Event::Metric(metric) = event::parse(&line).unwrap().unwrap() else { panic!("not a metric") };
         metric
@@ -289,7 +347,7 @@ mod tests {
             metric("lean", 2, "with", 103_000),
             metric("lean", 3, "with", 9_000_000),
         ];
-        let lines = table(&metrics);
+        let lines = table(&groups(&metrics));
         assert_eq!(lines.len(), 2);
         let words: Vec<&str> = lines[1].split_whitespace().collect();
         assert_eq!(
@@ -311,9 +369,29 @@ mod tests {
 
     #[test]
     fn a_measure_without_a_bare_side_has_no_ratio() {
-        let lines = table(&[metric("full", 1, "with", 1_234_567)]);
+        let lines = table(&groups(&[metric("full", 1, "with", 1_234_567)]));
         assert!(lines[1].contains("1,234,567 ns") && lines[1].contains(" - "), "{lines:?}");
-        assert_eq!(table(&[]).len(), 1);
+        assert_eq!(table(&Groups::new()).len(), 1);
+    }
+
+    #[test]
+    fn a_dearer_program_is_beyond_its_budget() {
+        let of_full = |name: &str, side: &str, value: u32| named(name, "full", 1, side, value);
+        let beyond = |with, attached, preempts| {
+            let metrics = [
+                of_full("crr_median_ns", "bare", 100_000),
+                of_full("crr_median_ns", "with", with),
+                of_full("attach_ns", "with", attached),
+            ];
+            beyond_budget(&groups(&metrics), preempts)
+        };
+        assert_eq!(beyond(103_000, 700_000_000, false), [""; 0]);
+        assert_eq!(
+            beyond(105_000, 700_000_000, false),
+            ["beyond its budget: crr_median_ns of full is 1.05, at most 1.04"]
+        );
+        assert_eq!(beyond(105_000, 2_000_000_000, true), [""; 0]);
+        assert_eq!(beyond(103_000, 2_000_000_000, false).len(), 1);
     }
 
     #[test]
