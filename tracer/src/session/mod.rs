@@ -407,7 +407,7 @@ impl Pipeline {
         self.changes.loss()
     }
 
-    /// The changes of the last hour that concern the flow of a verdict, however far they are from it.
+    /// The changes of the last two hours that concern the flow of a verdict, however far they are from it.
     pub(crate) fn changes_concerning(&self, verdict: &Verdict) -> Vec<NearbyChange> {
         self.changes.concerning(verdict, &self.cluster.history, self.settings.node_name.as_deref())
     }

@@ -34,8 +34,8 @@ use watches::Watches;
 
 /// The most changes of one verdict. Further ones are counted.
 const MAX_LISTED: usize = 5;
-/// Older changes are forgotten: the longest window.
-const MAX_AGE: Duration = UPGRADES;
+/// Older changes are forgotten: the longest window, widened.
+const MAX_AGE: Duration = Duration::from_hours(2);
 /// The longest text, in bytes. An API server's message can be of any length.
 const MAX_TEXT_BYTES: usize = 512;
 /// The most changes of one object: one that changes all the time displaces only its own.
@@ -45,6 +45,8 @@ const MAX_OF_SUBJECT: usize = 256;
 const WINDOW: Duration = Duration::from_mins(5);
 const SETTINGS: Duration = Duration::from_mins(30);
 const UPGRADES: Duration = Duration::from_hours(1);
+/// By how much the windows grow if none has a change.
+const WIDENED: u32 = 2;
 
 /// The window of a kind.
 const fn window(kind: ChangeKind) -> Duration {
@@ -132,14 +134,14 @@ impl Change {
     }
 
     /// How far it lies at most from the flow's beginning or its end, whichever is nearer: a connection that breaks after hours
-    /// has the changes at both. `None` if it is outside both windows, or later than the flow.
-    fn distance(&self, began: Timestamp, end: Timestamp) -> Option<Duration> {
+    /// has the changes at both. `None` if it is outside both windows, `widened` so many times, or later than the flow.
+    fn distance(&self, began: Timestamp, end: Timestamp, widened: u32) -> Option<Duration> {
         let earliest = self.after.unwrap_or(self.time);
         let from = |moment: Timestamp| {
             // Zero if an interval has the moment in it.
             let at_least = moment.since(self.time).max(earliest.since(moment));
             let apart = |time: Timestamp| time.since(moment).max(moment.since(time));
-            (at_least <= window(self.kind)).then(|| apart(self.time).max(apart(earliest)))
+            (at_least <= window(self.kind) * widened).then(|| apart(self.time).max(apart(earliest)))
         };
         [from(began), from(end)].into_iter().flatten().min().filter(|_| earliest <= end)
     }
@@ -228,7 +230,7 @@ impl SavedChanges {
     }
 }
 
-/// The changes of the last hour.
+/// The changes of the last two hours.
 #[derive(Debug)]
 pub(super) struct Changes {
     shelves: [Shelf; 4],
@@ -320,19 +322,27 @@ impl Changes {
         if !verdict.has_failed() || self.shelves.iter().all(|shelf| shelf.order.is_empty()) {
             return;
         }
-        let (began, end) = (verdict.flow.started, verdict.time);
-        let mut near: Vec<(Duration, u64, &Change)> = Vec::new();
-        for subject in concerned(verdict, history, node_name) {
-            let line = self.shelves.get(subject.shelf()).and_then(|shelf| shelf.of.get(&subject));
-            let inside = line.into_iter().flatten().filter_map(|(number, change)| {
-                change.distance(began, end).map(|distance| (distance, *number, change))
-            });
-            near.extend(inside);
+        let began = verdict.flow.started;
+        let subjects = concerned(verdict, history, node_name);
+        let mut near = self.near(&subjects, verdict, 1);
+        if near.is_empty() {
+            near = self.near(&subjects, verdict, WIDENED);
         }
         near.sort_unstable_by_key(|(distance, number, _)| (*distance, *number));
         verdict.changes_left_out = near.len().saturating_sub(MAX_LISTED) as u64;
         near.truncate(MAX_LISTED);
         verdict.changes_around = near.into_iter().map(|(.., change)| change.beside(began)).collect();
+    }
+
+    /// The changes of these subjects in the windows, each with its distance and its number.
+    fn near(&self, subjects: &[Subject], verdict: &Verdict, widened: u32) -> Vec<(Duration, u64, &Change)> {
+        let (began, end) = (verdict.flow.started, verdict.time);
+        let of =
+            |subject: &Subject| self.shelves.get(subject.shelf()).and_then(|shelf| shelf.of.get(subject));
+        let noted = subjects.iter().filter_map(of).flatten();
+        let inside = noted
+            .filter_map(|(number, change)| Some((change.distance(began, end, widened)?, *number, change)));
+        inside.collect()
     }
 
     /// All changes that concern the flow of a verdict.
@@ -349,7 +359,7 @@ impl Changes {
         concerned(verdict, history, node_name).into_iter().flat_map(of).collect()
     }
 
-    /// A line for the summary, if changes of the last hour were displaced.
+    /// A line for the summary, if changes of the last two hours were displaced.
     pub(super) fn loss(&self) -> Option<String> {
         (self.forgotten > 0).then(|| {
             format!(
