@@ -2,7 +2,7 @@
 
 /// Major and minor number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Release(pub(crate) u32, pub(crate) u32);
+pub struct Release(pub u32, pub u32);
 
 impl Release {
     /// Parses `v1.30.5`, `v1.29.6-eks-1552ad0` or `v1.30.5+k3s1`; `None` for builds without a version

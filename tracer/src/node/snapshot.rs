@@ -22,7 +22,7 @@ pub(crate) use report::ProxyReport;
 pub(crate) use rules::{Listing, Listings, Presence, ProxyRules};
 
 use super::{
-    Observed,
+    Observed, Release,
     capture::{Artifact, Capture, Kind},
     conntrack::{self, Counters, Namespace},
     gap::{Gap, Reason},
@@ -214,6 +214,28 @@ impl Reader<'_> {
 }
 
 impl Snapshot {
+    /// kube-proxy's release; `None` if it is unknown.
+    pub(crate) fn release(&self) -> Option<Release> {
+        self.version.as_deref().and_then(Release::parse)
+    }
+
+    /// Whether kube-proxy sends to terminating endpoints that serve while no other is ready: the feature gate
+    /// `ProxyTerminatingEndpoints`, alpha and off in 1.22, on by default since 1.26, locked since 1.28
+    /// (`pkg/features/kube_features.go`). `None` if neither the gate nor the release is known, and the rules do not show
+    /// that it is on.
+    pub(crate) fn uses_terminating(&self) -> Option<bool> {
+        let by_release = || Some(self.release()? >= Release(1, 26));
+        let by_rules = || self.has_rules_since_1_26().then_some(true);
+        self.report.uses_terminating.or_else(by_release).or_else(by_rules)
+    }
+
+    /// Whether the rules have a form that no kube-proxy before 1.26 writes: nftables mode (1.29), or the chain
+    /// KUBE-IPVS-FILTER (kubernetes/kubernetes#108460).
+    fn has_rules_since_1_26(&self) -> bool {
+        let has_filter = || self.rules.tables.iter().any(|table| table.chain("KUBE-IPVS-FILTER").is_some());
+        self.mode == Some(ProxyMode::Nftables) || has_filter()
+    }
+
     /// Parses the texts of the node.
     pub fn read(capture: &Capture) -> Self {
         let mut reader = Reader { capture, snapshot: Self { gaps: capture.gaps.clone(), ..Self::default() } };

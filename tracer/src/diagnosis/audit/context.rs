@@ -10,7 +10,7 @@ use std::{
 
 use crate::{
     net::{Cidr, Family},
-    node::ProxyMode,
+    node::{ProxyMode, Release},
     rules::LocalTraffic,
     time::Timestamp,
 };
@@ -24,6 +24,11 @@ pub struct Context {
     /// The node's name, as in `EndpointSlices`: it determines the local endpoints.
     pub node: Arc<str>,
     pub mode: ProxyMode,
+    /// kube-proxy's release; `None` if it is unknown, so that the rules may be those of any release.
+    pub release: Option<Release>,
+    /// Whether kube-proxy sends to endpoints that serve while they terminate, if no other is ready; `None` if that is
+    /// unknown.
+    pub uses_terminating: Option<bool>,
     /// The time at which the rules were read.
     pub at: Timestamp,
     /// kube-proxy's configuration; `None` if it is unknown, so that the rules must show it.
@@ -82,6 +87,8 @@ impl Context {
         Self {
             node: node.into(),
             mode,
+            release: None,
+            uses_terminating: None,
             at,
             settings: None,
             own_addresses: None,
@@ -89,6 +96,11 @@ impl Context {
             tcp_be_liberal: None,
             sync: SyncStatus::default(),
         }
+    }
+
+    /// Whether kube-proxy may be older than this release.
+    pub(super) fn may_precede(&self, release: Release) -> bool {
+        self.release.is_none_or(|own| own < release)
     }
 
     /// How kube-proxy recognises Pods' traffic in this family, by its configuration; `None` if that is unknown.

@@ -14,7 +14,7 @@ use crate::{
     cluster::{Address, EndpointState, Kind, Membership, Standing, Usable, Via, Vip},
     flow::{Decision, Dropped, Flow, Outcome, Stage, Trouble},
     net::Netns,
-    node::{Presence, ProxyMode, Release, RuleEffect, interfaces::Dataplane},
+    node::{Presence, ProxyMode, RuleEffect, interfaces::Dataplane},
     sighting::{Hook, Status},
     text::{count, phrase},
     time::Timestamp,
@@ -92,14 +92,10 @@ impl<'a> Case<'a> {
         })
     }
 
-    /// Whether this kube-proxy sends to terminating endpoints that serve while no other is ready: the feature gate
-    /// `ProxyTerminatingEndpoints`, alpha and off in 1.22, on by default since 1.26, locked since 1.28
-    /// (`pkg/features/kube_features.go`). An unknown version counts as a current one.
+    /// Whether this kube-proxy sends to terminating endpoints that serve while no other is ready. An unknown release
+    /// counts as a current one.
     pub(super) fn uses_terminating(&self) -> bool {
-        let node = self.ctx.node;
-        let old =
-            node.version.as_deref().and_then(Release::parse).is_some_and(|release| release < Release(1, 26));
-        node.report.uses_terminating.unwrap_or(!old)
+        self.ctx.node.uses_terminating().unwrap_or(true)
     }
 
     /// Since when a ready endpoint exists that kube-proxy must prefer to a terminating one; `None` if there is none. Under

@@ -68,6 +68,8 @@ fn context(facts: &Facts, node: &str, mode: ProxyMode) -> Context {
         .as_ref()
         .and_then(|sysctls| sysctls.number("net/netfilter/nf_conntrack_tcp_be_liberal"));
     context.tcp_be_liberal = be_liberal.map(|value| value != 0);
+    context.release = facts.node.release();
+    context.uses_terminating = facts.node.uses_terminating();
     context.settings = facts.node.config.as_ref().map(|config| settings::settings(config, facts, node, mode));
     context.tcp_be_liberal = context
         .tcp_be_liberal

@@ -6,7 +6,7 @@ use viptrace::{
     cluster::{History, folder},
     diagnosis::audit::{self, Audit, Context, DetectLocal, Expected, Settings},
     net::{Cidr, Family},
-    node::ProxyMode,
+    node::{ProxyMode, Release},
     rules::{Ruleset, ipset, iptables, ipvs, nftables},
     time::Timestamp,
 };
@@ -38,7 +38,13 @@ pub(crate) fn context(node: &str, mode: ProxyMode) -> Context {
     let ranges = ["10.244.0.0/16", "fd00:10:244::/48"].map(|range| Cidr::parse(range).unwrap());
     let detect_local = DetectLocal::Ranges(ranges.to_vec());
     let settings = Settings { detect_local, ..Settings::default() };
-    Context { settings: Some(settings), tcp_be_liberal: Some(false), ..Context::new(node, mode, now()) }
+    Context {
+        settings: Some(settings),
+        tcp_be_liberal: Some(false),
+        release: Some(Release(1, 36)),
+        uses_terminating: Some(true),
+        ..Context::new(node, mode, now())
+    }
 }
 
 pub(crate) fn iptables_of(text: &str) -> Ruleset {
