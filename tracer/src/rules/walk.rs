@@ -111,6 +111,8 @@ pub struct Branch<T = ()> {
     pub end: End,
     pub seen: T,
     pub masquerade: bool,
+    /// The packet's mark at its end.
+    pub mark: u32,
     /// Whether the endpoint's own connection to itself would be masqueraded (C31). `None` if this was not requested.
     pub hairpin: Option<bool>,
     /// The affinity list that the client is added to.

@@ -29,6 +29,7 @@ mod node_ports;
 mod places;
 mod ranges;
 mod reach;
+mod releases;
 mod sessions;
 
 use found::{Fault, Found};
@@ -61,6 +62,8 @@ pub(super) struct Comparison<'a> {
     node_port_addresses: Vec<IpAddr>,
     /// `masqueradeAll`.
     masquerades_all: bool,
+    /// The bits of the mark of packets that KUBE-FIREWALL drops.
+    drop_mark: Option<u32>,
     found: Found,
 }
 
@@ -96,6 +99,7 @@ pub(super) fn compare(
             .settings
             .as_ref()
             .map_or_else(|| rules.masquerades_all(family), |settings| settings.masquerade_all),
+        drop_mark: rules.drop_mark(family),
         found: Found::default(),
     };
     let of_family = expected.ports.iter().enumerate().filter(|(_, port)| port.family == family);

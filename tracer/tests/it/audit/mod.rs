@@ -9,5 +9,6 @@ mod generate;
 mod large;
 mod mutations;
 mod readers;
+mod releases;
 mod suite;
 mod suite_mutations;

@@ -56,8 +56,9 @@ impl Comparison<'_> {
         let at = probe.destination.ip();
         let weight_of =
             |end: End| fate.branches.iter().filter(|b| b.end == end).map(|b| b.weight).sum::<f64>();
-        let (refused, dropped) = (weight_of(End::Refused), weight_of(End::Dropped));
-        let passed = weight_of(End::Passed);
+        let marked = self.marked_for_drop(tried);
+        let (refused, dropped) = (weight_of(End::Refused), weight_of(End::Dropped) + marked);
+        let passed = weight_of(End::Passed) - marked;
         let endpoints = fate.endpoints();
         let place = fate.chain().cloned();
         let note = fate.unknown.first().map(|what| format!(" ({what})")).unwrap_or_default();

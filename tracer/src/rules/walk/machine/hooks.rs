@@ -151,6 +151,7 @@ impl<'a, O: Observer> Run<'_, 'a, '_, O> {
             weight: state.weight,
             end,
             masquerade: state.masquerade,
+            mark: state.mark,
             hairpin,
             remembers: state.remembers,
             trail: trail_of,

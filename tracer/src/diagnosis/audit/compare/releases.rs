@@ -1,0 +1,20 @@
+//! Results that only some releases of kube-proxy have.
+//!
+//! Owns the differences between releases. Where the rules themselves show the release, they decide, because
+//! distributions patch kube-proxy; otherwise its release does, and an unknown one may be any.
+
+use super::{Comparison, Tried};
+use crate::rules::{End, Origin};
+
+impl Comparison<'_> {
+    /// The weight of connections that the rules mark for KUBE-FIREWALL and do not stop. Until 1.24 iptables mode marks
+    /// what it should drop, and a routed packet to an address that is not the node's passes no chain that drops the mark:
+    /// it goes on untranslated (`syncProxyRules` in `pkg/proxy/iptables/proxier.go`; kubernetes/kubernetes#110289 drops
+    /// it in KUBE-PROXY-FIREWALL and KUBE-EXTERNAL-SERVICES).
+    pub(super) fn marked_for_drop(&self, tried: Tried<'_>) -> f64 {
+        let is_routed = tried.probe.origin != Origin::Node && !tried.probe.local;
+        let Some(mark) = self.drop_mark.filter(|_| is_routed) else { return 0.0 };
+        let branches = tried.fate.branches.iter();
+        branches.filter(|branch| branch.end == End::Passed && branch.mark & mark != 0).map(|b| b.weight).sum()
+    }
+}

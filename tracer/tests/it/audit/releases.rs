@@ -1,0 +1,122 @@
+//! The rules that older releases of kube-proxy write match the API too. A result that no release has is still found.
+
+use std::{fs, time::Duration};
+
+use serde_json::{Value, json};
+use viptrace::{
+    cluster::{History, folder},
+    diagnosis::audit::Context,
+    node::{ProxyMode, Release},
+    rules::Ruleset,
+};
+
+use super::captures::{audit_of, context, iptables_of, lines, read};
+
+/// The objects of the captures, edited: `edit` gets each with its kind's file.
+fn cluster_with(edit: impl Fn(&str, &mut Value)) -> History {
+    let lists = tempfile::tempdir().unwrap();
+    for name in ["services.json", "endpointslices.json", "nodes.json"] {
+        let mut list: Value = serde_json::from_str(&read(&format!("cluster/{name}"))).unwrap();
+        list["items"].as_array_mut().unwrap().iter_mut().for_each(|object| edit(name, object));
+        fs::write(lists.path().join(name), list.to_string()).unwrap();
+    }
+    folder::read(lists.path(), Duration::from_hours(1)).unwrap().history
+}
+
+fn unchanged() -> History {
+    cluster_with(|_, _| {})
+}
+
+/// shop/frontend as a load balancer at 203.0.113.81, still with `externalTrafficPolicy: Local`.
+fn balanced_frontend() -> History {
+    cluster_with(|file, object| {
+        if file == "services.json" && object["metadata"]["name"] == "frontend" {
+            object["spec"]["type"] = json!("LoadBalancer");
+            object["status"]["loadBalancer"] = json!({"ingress": [{"ip": "203.0.113.81"}]});
+        }
+    })
+}
+
+/// kube-proxy of `release`, or of an unknown one.
+fn node(mode: ProxyMode, release: Option<Release>) -> Context {
+    Context { release, ..context("worker-1", mode) }
+}
+
+/// One line for each difference.
+fn found(history: &History, rules: &Ruleset, context: &Context) -> String {
+    lines(&audit_of(history, rules, context))
+}
+
+fn saved(mode: &str) -> String {
+    read(&format!("kube-proxy/worker-1/{mode}/iptables-save.txt"))
+}
+
+/// Replaces a part that must exist.
+fn replaced(text: &str, from: &str, to: &str) -> String {
+    assert!(text.contains(from), "{from}");
+    text.replace(from, to)
+}
+
+/// Adds rules at the end of a chain's rules, and the chain.
+fn with_rules(text: &str, table: &str, chain: &str, rules: &[&str]) -> String {
+    let start = text.find(&format!("*{table}\n")).unwrap();
+    let end = start + text[start..].find("COMMIT\n").unwrap();
+    let rules = rules.iter().map(|rule| format!("-A {chain} {rule}\n")).collect::<String>();
+    let (before, after) = text.split_at(end);
+    let known = before[start..].contains(&format!(":{chain} "));
+    let chain = if known { String::new() } else { format!(":{chain} - [0:0]\n") };
+    format!("{before}{chain}{rules}{after}")
+}
+
+fn without(text: &str, part: &str) -> String {
+    assert!(text.contains(part), "{part}");
+    text.lines().filter(|line| !line.contains(part)).map(|line| format!("{line}\n")).collect()
+}
+
+/// With the drop of marked packets, as kube-proxy until 1.24 and the kubelet until 1.27 write it.
+fn with_drop_mark(text: &str) -> String {
+    let text = with_rules(text, "nat", "KUBE-MARK-DROP", &["-j MARK --set-xmark 0x8000/0x8000"]);
+    with_rules(&text, "filter", "KUBE-FIREWALL", &["-m mark --mark 0x8000/0x8000 -j DROP"])
+}
+
+/// iptables mode of 1.22: what it should drop is marked, and no filter drops it in FORWARD.
+fn marking_rules() -> String {
+    let text = with_drop_mark(&saved("iptables"));
+    let text = without(&text, "KUBE-PROXY-FIREWALL");
+    let text = without(&text, "shop/frontend:http has no local endpoints");
+    let text = with_rules(&text, "nat", "KUBE-FW-OTVU7MV6PRR7MW2X", &["-j KUBE-MARK-DROP"]);
+    let text = with_rules(&text, "nat", "KUBE-EXT-PY4JZH2ITZYEO4CN", &["-j KUBE-MARK-DROP"]);
+    replaced(
+        &text,
+        "-A KUBE-SERVICES -d 203.0.113.80/32",
+        "-A KUBE-SERVICES -d 203.0.113.81/32 -p tcp -m tcp --dport 80 -j KUBE-EXT-PY4JZH2ITZYEO4CN\n\
+         -A KUBE-SERVICES -d 203.0.113.80/32",
+    )
+}
+
+#[test]
+fn connections_marked_for_kube_firewall_are_as_good_as_dropped() {
+    let (history, context) = (balanced_frontend(), node(ProxyMode::Iptables, Some(Release(1, 22))));
+    let text = marking_rules();
+    assert_eq!(found(&history, &iptables_of(&text), &context), "");
+    // At the node's own addresses, KUBE-FIREWALL must drop them.
+    let unfiltered = without(&text, "--mark 0x8000/0x8000");
+    let lines = found(&history, &iptables_of(&unfiltered), &context);
+    assert!(lines.contains("shop/frontend:http"), "{lines}");
+    assert!(lines.contains("continue untranslated, and should be dropped"), "{lines}");
+    // Without the mark nothing drops them.
+    let unmarked = without(&text, "-A KUBE-EXT-PY4JZH2ITZYEO4CN -j KUBE-MARK-DROP");
+    let lines = found(&history, &iptables_of(&unmarked), &context);
+    assert!(lines.contains("continue untranslated, and should be dropped"), "{lines}");
+}
+
+#[test]
+fn a_chain_for_dropping_alone_drops_nothing() {
+    // A kubelet until 1.27 writes KUBE-MARK-DROP beside a newer kube-proxy.
+    let text = with_drop_mark(&saved("iptables"));
+    let context = node(ProxyMode::Iptables, Some(Release(1, 26)));
+    assert_eq!(found(&unchanged(), &iptables_of(&text), &context), "");
+    let lost = without(&text, "KUBE-PROXY-FIREWALL");
+    let lines = found(&unchanged(), &iptables_of(&lost), &context);
+    assert!(lines.contains("source ranges IPv4 shop/api:https"), "{lines}");
+}
