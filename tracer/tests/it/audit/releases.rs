@@ -120,3 +120,26 @@ fn a_chain_for_dropping_alone_drops_nothing() {
     let lines = found(&unchanged(), &iptables_of(&lost), &context);
     assert!(lines.contains("source ranges IPv4 shop/api:https"), "{lines}");
 }
+
+#[test]
+fn external_ips_of_1_23_do_not_masquerade_pods() {
+    let context = node(ProxyMode::Iptables, Some(Release(1, 23)));
+    let to_svc = "-A KUBE-SERVICES -d 203.0.113.50/32 -p tcp -m comment --comment \"shop/api:https external IP\" -m tcp \
+                  --dport 443 -j KUBE-SVC-OTVU7MV6PRR7MW2X";
+    let text = replaced(
+        &saved("iptables"),
+        &to_svc.replace("KUBE-SVC-", "KUBE-EXT-"),
+        &format!(
+            "-A KUBE-SERVICES ! -s 10.244.0.0/16 -d 203.0.113.50/32 -p tcp -m tcp --dport 443 -j KUBE-MARK-MASQ\n{to_svc}"
+        ),
+    );
+    assert_eq!(found(&unchanged(), &iptables_of(&text), &context), "");
+    // Other clients are masqueraded.
+    let lost = without(&text, "-d 203.0.113.50/32 -p tcp -m tcp --dport 443 -j KUBE-MARK-MASQ");
+    let lines = found(&unchanged(), &iptables_of(&lost), &context);
+    assert!(lines.contains("new connections from the node are not masqueraded"), "{lines}");
+    // KUBE-EXT masquerades Pods too.
+    let lost = without(&saved("iptables"), "masquerade traffic for shop/api:https external destinations");
+    let lines = found(&unchanged(), &iptables_of(&lost), &context);
+    assert!(lines.contains("new connections from Pods are not masqueraded"), "{lines}");
+}

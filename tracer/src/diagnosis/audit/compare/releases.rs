@@ -4,7 +4,11 @@
 //! distributions patch kube-proxy; otherwise its release does, and an unknown one may be any.
 
 use super::{Comparison, Tried};
-use crate::rules::{End, Origin};
+use crate::{
+    cluster::Via,
+    node::ProxyMode,
+    rules::{End, Origin, walk::Branch},
+};
 
 impl Comparison<'_> {
     /// The weight of connections that the rules mark for KUBE-FIREWALL and do not stop. Until 1.24 iptables mode marks
@@ -16,5 +20,16 @@ impl Comparison<'_> {
         let Some(mark) = self.drop_mark.filter(|_| is_routed) else { return 0.0 };
         let branches = tried.fate.branches.iter();
         branches.filter(|branch| branch.end == End::Passed && branch.mark & mark != 0).map(|b| b.weight).sum()
+    }
+
+    /// Until 1.23 iptables mode sends connections to an external IP directly to KUBE-SVC, and masquerades only those that
+    /// do not come from Pods (`JumpIfNotLocal` in `syncProxyRules`, `pkg/proxy/iptables/proxier.go`). KUBE-EXT, which
+    /// masquerades all, is newer (kubernetes/kubernetes#109060).
+    pub(super) fn leaves_pods_unmasqueraded(&self, tried: Tried<'_>, seen_as: Origin) -> bool {
+        let passes_ext = |branch: &Branch| branch.trail.iter().any(|name| name.starts_with("KUBE-EXT-"));
+        self.context.mode == ProxyMode::Iptables
+            && tried.known.via == Via::ExternalIp
+            && seen_as == Origin::Pod
+            && !tried.fate.branches.iter().any(passes_ext)
     }
 }

@@ -19,7 +19,9 @@ impl Comparison<'_> {
         if lacks_set(fate, audit) {
             return;
         }
-        let wanted = self.masqueraded(port, known, self.sources.seen_as(probe.origin, probe.source));
+        let seen_as = self.sources.seen_as(probe.origin, probe.source);
+        let wanted = self.masqueraded(port, known, seen_as);
+        let wanted = wanted.filter(|_| !self.leaves_pods_unmasqueraded(tried, seen_as));
         let first = match self.writer {
             Writer::Ipvs => self.marking_set(port, known),
             _ => fate.chain().cloned().unwrap_or_else(|| self.place_of(port, known, probe.destination.ip())),
