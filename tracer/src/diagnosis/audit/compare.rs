@@ -12,7 +12,7 @@ use std::{
 
 use super::{
     Aspect, Audit, Context, Expectation, Expected, ExpectedFrontend, ExpectedPort, Kind, frame::Frame,
-    sources::Sources,
+    sources::Sources, topology::Endpoints,
 };
 use crate::{
     cluster::Via,
@@ -214,8 +214,20 @@ impl Comparison<'_> {
         origin: Origin,
         source: IpAddr,
     ) -> Expectation {
+        self.wanted_of(port, &port.endpoints, known, origin, source)
+    }
+
+    /// The expected result of a connection from this source if these are the endpoints of the port.
+    fn wanted_of(
+        &self,
+        port: &ExpectedPort,
+        endpoints: &Endpoints,
+        known: &ExpectedFrontend,
+        origin: Origin,
+        source: IpAddr,
+    ) -> Expectation {
         let seen_as = self.sources.seen_as(origin, source);
-        let wanted = port.expectation(known.via, origin, seen_as, self.context.mode);
+        let wanted = port.expectation_of(endpoints, known.via, origin, seen_as, self.context.mode);
         let is_balancer = || port.service.load_balancer_ips.contains(&source);
         let allowed = known.admits(source) || known.admits_itself == Some(true) && is_balancer();
         // IPVS mode filters only packets that are routed to the node.
@@ -245,10 +257,11 @@ impl ExpectedPort {
         if self.left.contains_key(&endpoint) {
             return "left the Service's EndpointSlices".to_owned();
         }
-        let usable = |set: &[SocketAddr]| set.contains(&endpoint);
-        if usable(&self.endpoints.cluster) || usable(&self.endpoints.local) {
+        let is_usable =
+            |sorted: &Endpoints| [&sorted.cluster, &sorted.local].iter().any(|set| set.contains(&endpoint));
+        if is_usable(&self.endpoints) || self.other_endpoints.iter().any(is_usable) {
             "is an endpoint, but not for these connections (traffic policy or topology)".to_owned()
-        } else if usable(&self.endpoints.here) {
+        } else if self.endpoints.here.contains(&endpoint) {
             "is an endpoint of this node that is not ready".to_owned()
         } else {
             "is no usable endpoint of the Service".to_owned()

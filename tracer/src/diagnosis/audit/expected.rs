@@ -50,6 +50,8 @@ pub struct ExpectedPort {
     pub port: ServicePort,
     pub family: Family,
     pub endpoints: Endpoints,
+    /// The endpoints as other releases and builds of kube-proxy sort them, if this one may be among them.
+    pub(super) other_endpoints: Vec<Endpoints>,
     pub frontends: Vec<ExpectedFrontend>,
     /// When the Service or its slices last changed; `None` if they do not record it.
     pub changed: Option<Timestamp>,
@@ -141,8 +143,8 @@ impl Expected {
                     self.others.extend(frontends.iter().map(|known| known.frontend));
                     continue;
                 }
-                let endpoints =
-                    topology::endpoints(history, service, port, family, &context.node, context.at);
+                let (endpoints, other_endpoints) =
+                    topology::endpoints(history, service, port, family, context);
                 let slices = history.endpoints_changed(&service.key, context.at);
                 let changed = slices.max(history.service_changed(&service.key, context.at));
                 self.ports.push(ExpectedPort {
@@ -150,6 +152,7 @@ impl Expected {
                     port: port.clone(),
                     family,
                     endpoints,
+                    other_endpoints,
                     frontends,
                     changed: changed.filter(|at| *at != Timestamp::MIN),
                     left: BTreeMap::new(),
@@ -263,7 +266,19 @@ impl ExpectedPort {
     /// The expected result of a new connection to this kind of address from this origin, without source ranges.
     /// `seen_as`: the origin as which the rules treat the source.
     pub fn expectation(&self, via: Via, origin: Origin, seen_as: Origin, mode: ProxyMode) -> Expectation {
-        let Endpoints { cluster, local, any, .. } = &self.endpoints;
+        self.expectation_of(&self.endpoints, via, origin, seen_as, mode)
+    }
+
+    /// As [`Self::expectation`], if the port has these endpoints.
+    pub(super) fn expectation_of(
+        &self,
+        endpoints: &Endpoints,
+        via: Via,
+        origin: Origin,
+        seen_as: Origin,
+        mode: ProxyMode,
+    ) -> Expectation {
+        let Endpoints { cluster, local, any, .. } = endpoints;
         if mode == ProxyMode::Ipvs {
             // Without a local endpoint IPVS mode sends to all (kubernetes/kubernetes#97081).
             let set = if self.is_local(via) && !local.is_empty() { local } else { cluster };

@@ -1,13 +1,17 @@
 //! The endpoints that kube-proxy sends to: `pkg/proxy/topology.go`, `CategorizeEndpoints`.
+//!
+//! Its releases sort the same endpoints in different ways ([`Sorting`]).
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
+use super::Context;
 use crate::{
     cluster::{
         Hints, History, meant_for,
         model::{AddressType, Service, ServicePort, TrafficPolicy},
     },
     net::Family,
+    node::Release,
     time::Timestamp,
 };
 
@@ -16,8 +20,6 @@ use crate::{
 pub struct Endpoints {
     /// For the policy `Cluster`.
     pub cluster: Arc<[SocketAddr]>,
-    /// The same without topology hints, if hints change it: a kube-proxy without support for hints uses these.
-    pub unhinted: Option<Arc<[SocketAddr]>>,
     /// For the policy `Local`.
     pub local: Arc<[SocketAddr]>,
     /// Whether any node has a usable endpoint. If none has, connections are refused, otherwise dropped.
@@ -43,41 +45,103 @@ fn externally_accessible(service: &Service, port: &ServicePort, family: Family) 
     port.node_port.is_some() || addresses.any(|ip| Family::of(*ip) == family)
 }
 
+/// The topology hints that kube-proxy follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Followed {
+    /// Those for nodes, and where none names this node, those for zones.
+    NodesAndZones,
+    Zones,
+    Nothing,
+}
+
+impl Followed {
+    /// The hints that kube-proxy of this release follows, the usual ones first. It follows those for nodes by the gate
+    /// `PreferSameTrafficDistribution`: alpha in 1.33, on by default since 1.34, always on since 1.35
+    /// (`pkg/features/kube_features.go`). A build without support for hints follows none.
+    const fn of(release: Option<Release>) -> &'static [Self] {
+        match release {
+            Some(Release(1, ..=32)) => &[Self::Zones, Self::Nothing],
+            Some(Release(1, 33)) => &[Self::Zones, Self::NodesAndZones, Self::Nothing],
+            None | Some(Release(1, 34)) => &[Self::NodesAndZones, Self::Zones, Self::Nothing],
+            Some(_) => &[Self::NodesAndZones, Self::Nothing],
+        }
+    }
+}
+
+/// How kube-proxy sorts endpoints, as far as its releases differ.
+#[derive(Clone, Copy, Debug)]
+struct Sorting {
+    hints: Followed,
+    /// Uses endpoints that serve while they terminate, if none is ready.
+    terminating: bool,
+}
+
+impl Sorting {
+    /// The ways in which kube-proxy may sort these endpoints, the usual one first.
+    fn of(context: &Context, all: &[Endpoint]) -> Vec<Self> {
+        let has_hints = all.iter().any(|endpoint| !endpoint.zones.is_empty() || !endpoint.nodes.is_empty());
+        let hints = if has_hints { Followed::of(context.release) } else { &[Followed::Nothing] };
+        let terminating: &[bool] = match context.uses_terminating {
+            Some(true) => &[true],
+            Some(false) => &[false],
+            None if all.iter().any(|endpoint| endpoint.drains) => &[true, false],
+            None => &[true],
+        };
+        let with_hints = |hints: &Followed| {
+            let hints = *hints;
+            terminating.iter().map(move |terminating| Self { hints, terminating: *terminating })
+        };
+        hints.iter().flat_map(with_hints).collect()
+    }
+}
+
+/// The endpoints as kube-proxy sorts them, and as it may sort them if they differ by its release.
 pub(super) fn endpoints(
     history: &History,
     service: &Service,
     port: &ServicePort,
     family: Family,
-    node: &str,
-    at: Timestamp,
-) -> Endpoints {
-    let zone = history.node(node, at).and_then(|node| node.zone.clone());
+    context: &Context,
+) -> (Endpoints, Vec<Endpoints>) {
+    let (node, at) = (&*context.node, context.at);
     let all = listed(history, service, port, family, node, at);
+    let here = Here { node, zone: history.node(node, at).and_then(|node| node.zone.clone()) };
     let external = externally_accessible(service, port, family);
+    let sorted = |sorting: Sorting| sort(&all, service, external, &here, sorting);
+    let mut ways = Sorting::of(context, &all).into_iter().map(sorted);
+    let usual = ways.next().unwrap_or_default();
+    let others = ways.filter(|other| *other != usual).collect();
+    (usual, others)
+}
+
+/// This node, as hints name it.
+struct Here<'a> {
+    node: &'a str,
+    zone: Option<Arc<str>>,
+}
+
+fn sort(all: &[Endpoint], service: &Service, external: bool, here: &Here<'_>, sorting: Sorting) -> Endpoints {
     let internal_local = service.internal_traffic_policy == TrafficPolicy::Local;
     let external_local = service.external_traffic_policy == TrafficPolicy::Local && external;
-
     let mut found = Endpoints::default();
     let addresses = |keep: &dyn Fn(&&Endpoint) -> bool| -> Arc<[SocketAddr]> {
         all.iter().filter(keep).map(|endpoint| endpoint.addr).collect()
     };
+    let drains = |endpoint: &Endpoint| sorting.terminating && endpoint.drains;
     found.here = addresses(&|endpoint| endpoint.here);
     // An externally accessible port needs the cluster's endpoints even under the policy `Local`: Pods and the node
     // itself may use them.
     if !internal_local || external {
         let ready = addresses(&|endpoint| endpoint.ready);
-        found.cluster = if ready.is_empty() { addresses(&|endpoint| endpoint.drains) } else { ready };
-        let hinted = hinted(&all, node, zone.as_deref());
-        if let Some(hinted) = hinted.filter(|hinted| *hinted != found.cluster) {
-            found.unhinted = Some(std::mem::replace(&mut found.cluster, hinted));
-        }
+        let all_nodes = if ready.is_empty() { addresses(&|endpoint| drains(endpoint)) } else { ready };
+        found.cluster = hinted(all, here, sorting.hints).unwrap_or(all_nodes);
         found.any = !found.cluster.is_empty();
     }
     if internal_local || external_local {
         let ready = addresses(&|endpoint| endpoint.here && endpoint.ready);
         found.local =
-            if ready.is_empty() { addresses(&|endpoint| endpoint.here && endpoint.drains) } else { ready };
-        found.any |= all.iter().any(|endpoint| endpoint.ready || endpoint.drains);
+            if ready.is_empty() { addresses(&|endpoint| endpoint.here && drains(endpoint)) } else { ready };
+        found.any |= all.iter().any(|endpoint| endpoint.ready || drains(endpoint));
     }
     found
 }
@@ -122,10 +186,17 @@ fn listed(
 }
 
 /// The ready endpoints whose hints name this node or its zone. `None` if kube-proxy does not follow the hints.
-fn hinted(all: &[Endpoint], node: &str, zone: Option<&str>) -> Option<Arc<[SocketAddr]>> {
+fn hinted(all: &[Endpoint], here: &Here<'_>, followed: Followed) -> Option<Arc<[SocketAddr]>> {
+    if followed == Followed::Nothing {
+        return None;
+    }
     let ready: Vec<&Endpoint> = all.iter().filter(|endpoint| endpoint.ready).collect();
-    let hints: Vec<Hints<'_>> =
-        ready.iter().map(|endpoint| Hints { zones: &endpoint.zones, nodes: &endpoint.nodes }).collect();
-    let meant = meant_for(&hints, node, zone)?;
+    let for_nodes = followed == Followed::NodesAndZones;
+    let hints = ready.iter().map(|endpoint| Hints {
+        zones: &endpoint.zones,
+        nodes: if for_nodes { &endpoint.nodes } else { &[] },
+    });
+    let hints: Vec<Hints<'_>> = hints.collect();
+    let meant = meant_for(&hints, here.node, here.zone.as_deref())?;
     Some(ready.iter().zip(meant).filter(|(_, meant)| *meant).map(|(endpoint, _)| endpoint.addr).collect())
 }

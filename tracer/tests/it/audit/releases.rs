@@ -143,3 +143,92 @@ fn external_ips_of_1_23_do_not_masquerade_pods() {
     let lines = found(&unchanged(), &iptables_of(&lost), &context);
     assert!(lines.contains("new connections from Pods are not masqueraded"), "{lines}");
 }
+
+#[test]
+fn a_cluster_ip_without_local_endpoint_refuses_drops_or_marks_by_release() {
+    let history = unchanged();
+    let dropping = "shop/cache:redis has no local endpoints\" -m tcp --dport 6379 -j DROP";
+    let refusing = replaced(&saved("iptables"), dropping, &dropping.replace("DROP", "REJECT"));
+    let refused = |release| {
+        found(&history, &iptables_of(&refusing), &node(ProxyMode::Iptables, release)).contains("are refused")
+    };
+    assert!(!refused(Some(Release(1, 23))) && !refused(None));
+    assert!(refused(Some(Release(1, 24))) && refused(Some(Release(1, 36))));
+
+    let marking = with_drop_mark(&without(&saved("iptables"), "shop/cache:redis has no local endpoints"));
+    let marking = with_rules(&marking, "nat", "KUBE-SVL-ABCDEFGHIJKLMNOP", &["-j KUBE-MARK-DROP"]);
+    let marking = replaced(
+        &marking,
+        "-A KUBE-SERVICES -d 203.0.113.80/32",
+        "-A KUBE-SERVICES -d 10.96.10.60/32 -p tcp -m tcp --dport 6379 -j KUBE-SVL-ABCDEFGHIJKLMNOP\n\
+         -A KUBE-SERVICES -d 203.0.113.80/32",
+    );
+    let context = node(ProxyMode::Iptables, Some(Release(1, 24)));
+    assert_eq!(found(&history, &iptables_of(&marking), &context), "");
+}
+
+#[test]
+fn terminating_endpoints_are_used_since_1_26() {
+    let history = cluster_with(|_, object| {
+        if object["metadata"]["labels"]["kubernetes.io/service-name"] == "cart" {
+            let endpoints = object["endpoints"].as_array_mut().unwrap();
+            endpoints.iter_mut().for_each(|endpoint| {
+                endpoint["conditions"] = json!({"ready": false, "serving": true, "terminating": true});
+            });
+        }
+    });
+    let sends = saved("iptables");
+    let cart = "-A KUBE-SERVICES -d 10.96.10.10/32";
+    let refuses = with_rules(
+        &without(&sends, cart),
+        "filter",
+        "KUBE-SERVICES",
+        &["-d 10.96.10.10/32 -p tcp -m tcp --dport 80 -j REJECT"],
+    );
+    let is_clean = |text: &str, uses_terminating| {
+        let context = Context { uses_terminating, ..node(ProxyMode::Iptables, None) };
+        found(&history, &iptables_of(text), &context).is_empty()
+    };
+    assert!(is_clean(&sends, Some(true)) && is_clean(&sends, None) && !is_clean(&sends, Some(false)));
+    assert!(is_clean(&refuses, Some(false)) && is_clean(&refuses, None) && !is_clean(&refuses, Some(true)));
+}
+
+#[test]
+fn hints_for_nodes_are_followed_since_1_34() {
+    let history = cluster_with(|_, object| {
+        if object["metadata"]["labels"]["kubernetes.io/service-name"] == "cart" {
+            for endpoint in object["endpoints"].as_array_mut().unwrap() {
+                let is_first = endpoint["addresses"][0] == "10.244.1.11";
+                let node = if is_first { "worker-1" } else { "worker-2" };
+                endpoint["hints"] =
+                    json!({"forZones": [{"name": endpoint["zone"]}], "forNodes": [{"name": node}]});
+            }
+        }
+    });
+    let all = saved("iptables");
+    let third = "10.244.2.13:8080\" -j KUBE-SEP-HSQSPC2QE3PEOFCC";
+    let of_zone = without(&all, third).replace(
+        "10.244.1.12:8080\" -m statistic --mode random --probability 0.50000000000 -j",
+        "10.244.1.12:8080\" -j",
+    );
+    let of_zone = replaced(&of_zone, "--probability 0.33333333349", "--probability 0.50000000000");
+    let of_node = without(&of_zone, "10.244.1.12:8080\" -j").replace(
+        "10.244.1.11:8080\" -m statistic --mode random --probability 0.50000000000 -j",
+        "10.244.1.11:8080\" -j",
+    );
+    let by = |text: &str, release| found(&history, &iptables_of(text), &node(ProxyMode::Iptables, release));
+    for (release, [node, zone, none]) in [
+        (Some(Release(1, 32)), [false, true, true]),
+        (Some(Release(1, 34)), [true, true, true]),
+        (Some(Release(1, 35)), [true, false, true]),
+        (None, [true, true, true]),
+    ] {
+        let clean = [&of_node, &of_zone, &all].map(|text| by(text, release).is_empty());
+        assert_eq!(clean, [node, zone, none], "{release:?}");
+    }
+    let lines = by(&of_zone, Some(Release(1, 35)));
+    assert!(lines.contains("which is an endpoint, but not for these connections"), "{lines}");
+    // Another set is no release's.
+    let second = without(&of_zone, "10.244.1.11:8080\" -m statistic");
+    assert!(by(&second, None).contains("no new connection goes to the endpoint 10.244.1.11:8080"));
+}

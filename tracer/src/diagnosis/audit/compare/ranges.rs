@@ -51,8 +51,12 @@ impl Comparison<'_> {
                 continue;
             }
             let gets_in = !fate.endpoints().is_empty();
+            let tried = Tried { index, port, known, probe: &probe, fate: &fate };
             if gets_in && matches!(wanted, Expectation::Endpoints(_)) {
-                self.judge(Tried { index, port, known, probe: &probe, fate: &fate }, &wanted, audit);
+                self.judge(tried, &wanted, audit);
+                continue;
+            }
+            if matches!(wanted, Expectation::Endpoints(_)) && self.settle(tried, &wanted).1.is_empty() {
                 continue;
             }
             let (kind, text) = match wanted {
@@ -73,7 +77,7 @@ impl Comparison<'_> {
                 ),
                 Expectation::Refused | Expectation::Dropped if known.admits(source) => {
                     // The ranges admit them, and the Service or its traffic policy has no endpoint for them.
-                    self.judge(Tried { index, port, known, probe: &probe, fate: &fate }, &wanted, audit);
+                    self.judge(tried, &wanted, audit);
                     continue;
                 }
                 _ => continue,

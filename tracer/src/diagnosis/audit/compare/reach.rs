@@ -10,12 +10,11 @@ use crate::{
 
 impl Comparison<'_> {
     pub(super) fn judge(&mut self, tried: Tried<'_>, wanted: &Expectation, audit: &mut Audit) {
-        let mut faults = Vec::new();
         let refused = matches!(wanted, Expectation::Refused | Expectation::Dropped);
         if refused && lacks_set(tried.fate, audit) {
             return;
         }
-        let forwarded = self.reach(tried, wanted, &mut faults);
+        let (forwarded, faults) = self.settle(tried, wanted);
         if self.is_contested(tried.known) && (faults.is_empty() || self.is_anothers(tried)) {
             return;
         }
@@ -44,14 +43,28 @@ impl Comparison<'_> {
                 return false;
             };
             let wanted = self.wanted(port, known, tried.probe.origin, tried.probe.source);
-            let mut faults = Vec::new();
-            self.reach(Tried { index: *index, port, known, ..tried }, &wanted, &mut faults);
-            faults.is_empty()
+            self.settle(Tried { index: *index, port, known, ..tried }, &wanted).1.is_empty()
         })
     }
 
+    /// Compares the result with the expected one, and where it differs, with those of the other releases that kube-proxy
+    /// may have. Returns whether the connection is forwarded, and the faults.
+    pub(super) fn settle(&self, tried: Tried<'_>, wanted: &Expectation) -> (bool, Vec<Fault>) {
+        let mut faults = Vec::new();
+        let forwarded = self.reach(tried, wanted, &mut faults);
+        if faults.is_empty() {
+            return (forwarded, faults);
+        }
+        let as_of = |other: &Expectation| {
+            let mut faults = Vec::new();
+            let forwarded = self.reach(tried, other, &mut faults);
+            faults.is_empty().then_some((forwarded, faults))
+        };
+        self.of_other_releases(tried, wanted).iter().find_map(as_of).unwrap_or((forwarded, faults))
+    }
+
     /// Whether the result is as expected. Returns whether the connection is forwarded, so that more can be checked.
-    pub(super) fn reach(&self, tried: Tried<'_>, wanted: &Expectation, faults: &mut Vec<Fault>) -> bool {
+    fn reach(&self, tried: Tried<'_>, wanted: &Expectation, faults: &mut Vec<Fault>) -> bool {
         let Tried { index, port, known, probe, fate } = tried;
         let at = probe.destination.ip();
         let weight_of =
@@ -91,14 +104,6 @@ impl Comparison<'_> {
                     fault(kind, aspect, None, place, text);
                     return false;
                 }
-                let set = match &port.endpoints.unhinted {
-                    Some(all)
-                        if endpoints.len() == all.len() && endpoints.iter().all(|(e, _)| all.contains(e)) =>
-                    {
-                        all
-                    }
-                    _ => set,
-                };
                 let mut same = true;
                 for endpoint in set.iter().filter(|wanted| !endpoints.iter().any(|(e, _)| e == *wanted)) {
                     same = false;

@@ -6,11 +6,36 @@
 use super::{Comparison, Tried};
 use crate::{
     cluster::Via,
-    node::ProxyMode,
+    diagnosis::audit::Expectation,
+    node::{ProxyMode, Release},
     rules::{End, Origin, walk::Branch},
 };
 
 impl Comparison<'_> {
+    /// The results that other releases of kube-proxy expect instead of `wanted`, if this one may be among them.
+    pub(super) fn of_other_releases(&self, tried: Tried<'_>, wanted: &Expectation) -> Vec<Expectation> {
+        let Tried { port, known, probe, .. } = tried;
+        let sorted = port.other_endpoints.iter();
+        let mut others: Vec<Expectation> = sorted
+            .map(|endpoints| self.wanted_of(port, endpoints, known, probe.origin, probe.source))
+            .collect();
+        if self.refuses_without_local_endpoint(tried, wanted) {
+            others.push(Expectation::Refused);
+        }
+        others
+    }
+
+    /// Until 1.23 iptables mode removes the endpoints of other nodes before it counts them, so that a ClusterIP without
+    /// an endpoint on this node refuses (`FilterEndpoints` in `pkg/proxy/topology.go`). 1.24 marks its connections for
+    /// KUBE-FIREWALL (kubernetes/kubernetes#106497), and 1.25 drops them.
+    fn refuses_without_local_endpoint(&self, tried: Tried<'_>, wanted: &Expectation) -> bool {
+        let mode = self.context.mode;
+        tried.known.via == Via::ClusterIp
+            && *wanted == Expectation::Dropped
+            && mode == ProxyMode::Iptables
+            && self.context.may_precede(Release(1, 24))
+    }
+
     /// The weight of connections that the rules mark for KUBE-FIREWALL and do not stop. Until 1.24 iptables mode marks
     /// what it should drop, and a routed packet to an address that is not the node's passes no chain that drops the mark:
     /// it goes on untranslated (`syncProxyRules` in `pkg/proxy/iptables/proxier.go`; kubernetes/kubernetes#110289 drops
