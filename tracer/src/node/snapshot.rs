@@ -225,15 +225,26 @@ impl Snapshot {
     /// that it is on.
     pub(crate) fn uses_terminating(&self) -> Option<bool> {
         let by_release = || Some(self.release()? >= Release(1, 26));
-        let by_rules = || self.has_rules_since_1_26().then_some(true);
+        let by_rules = || (self.oldest_release()? >= Release(1, 26)).then_some(true);
         self.report.uses_terminating.or_else(by_release).or_else(by_rules)
     }
 
-    /// Whether the rules have a form that no kube-proxy before 1.26 writes: nftables mode (1.29), or the chain
-    /// KUBE-IPVS-FILTER (kubernetes/kubernetes#108460).
-    fn has_rules_since_1_26(&self) -> bool {
-        let has_filter = || self.rules.tables.iter().any(|table| table.chain("KUBE-IPVS-FILTER").is_some());
-        self.mode == Some(ProxyMode::Nftables) || has_filter()
+    /// The oldest release of kube-proxy that writes rules of this form; `None` if any may. nftables mode began in 1.29,
+    /// KUBE-IPVS-FILTER in 1.26 (kubernetes/kubernetes#108460), and KUBE-PROXY-FIREWALL in 1.25
+    /// (kubernetes/kubernetes#110289).
+    pub(crate) fn oldest_release(&self) -> Option<Release> {
+        let has = |chain: &str| self.rules.tables.iter().any(|table| table.chain(chain).is_some());
+        match self.mode {
+            Some(ProxyMode::Nftables) => Some(Release(1, 29)),
+            _ if has("KUBE-IPVS-FILTER") => Some(Release(1, 26)),
+            _ if has("KUBE-PROXY-FIREWALL") => Some(Release(1, 25)),
+            _ => None,
+        }
+    }
+
+    /// Whether kube-proxy may be older than this release, by its version, or else by the form of its rules.
+    pub(crate) fn may_precede(&self, release: Release) -> bool {
+        self.release().or_else(|| self.oldest_release()).is_none_or(|own| own < release)
     }
 
     /// Parses the texts of the node.

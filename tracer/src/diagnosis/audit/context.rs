@@ -26,6 +26,8 @@ pub struct Context {
     pub mode: ProxyMode,
     /// kube-proxy's release; `None` if it is unknown, so that the rules may be those of any release.
     pub release: Option<Release>,
+    /// The oldest release that writes rules of this form; `None` if any may.
+    pub oldest_release: Option<Release>,
     /// Whether kube-proxy sends to endpoints that serve while they terminate, if no other is ready; `None` if that is
     /// unknown.
     pub uses_terminating: Option<bool>,
@@ -90,6 +92,7 @@ impl Context {
             release: None,
             uses_terminating: None,
             at,
+            oldest_release: None,
             settings: None,
             own_addresses: None,
             unread: Vec::new(),
@@ -100,7 +103,7 @@ impl Context {
 
     /// Whether kube-proxy may be older than this release.
     pub(super) fn may_precede(&self, release: Release) -> bool {
-        self.release.is_none_or(|own| own < release)
+        self.release.or(self.oldest_release).is_none_or(|own| own < release)
     }
 
     /// How kube-proxy recognises Pods' traffic in this family, by its configuration; `None` if that is unknown.

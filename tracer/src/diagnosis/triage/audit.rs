@@ -69,6 +69,7 @@ fn context(facts: &Facts, node: &str, mode: ProxyMode) -> Context {
         .and_then(|sysctls| sysctls.number("net/netfilter/nf_conntrack_tcp_be_liberal"));
     context.tcp_be_liberal = be_liberal.map(|value| value != 0);
     context.release = facts.node.release();
+    context.oldest_release = facts.node.oldest_release();
     context.uses_terminating = facts.node.uses_terminating();
     context.settings = facts.node.config.as_ref().map(|config| settings::settings(config, facts, node, mode));
     context.tcp_be_liberal = context
