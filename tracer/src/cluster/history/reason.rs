@@ -32,6 +32,8 @@ pub enum NoEndpointsReason {
     SelectorMatchesNothing { selector: String },
     /// The slices list endpoints that are not ready, and viptrace does not know the Pods.
     EndpointsNotReady { count: usize },
+    /// Every endpoint that serves terminates, and kube-proxy is one that sends to none of those.
+    OnlyTerminating { count: usize },
     /// No endpoints, and viptrace does not know the Pods, which would show the reason.
     Unexplained,
 }
@@ -81,6 +83,14 @@ impl fmt::Display for NoEndpointsReason {
             Self::SelectorMatchesNothing { selector } => write!(f, "its selector {selector} matches no Pod"),
             Self::EndpointsNotReady { count: 1 } => f.write_str("its endpoint is not ready"),
             Self::EndpointsNotReady { count } => write!(f, "none of its {count} endpoints is ready"),
+            Self::OnlyTerminating { count } => {
+                let which =
+                    if *count == 1 { "its endpoint terminates" } else { "all of its endpoints terminate" };
+                write!(
+                    f,
+                    "{which}, and this kube-proxy does not send to them (ProxyTerminatingEndpoints, on since v1.26)"
+                )
+            }
             Self::Unexplained => f.write_str("no endpoints; the reason is unknown without the Pods"),
         }
     }
@@ -121,6 +131,20 @@ impl History {
                 .or_else(|| self.other_port(key, port, family, at))
                 .unwrap_or_else(|| self.missing_pods(service, family, at)),
         )
+    }
+
+    /// The reason for a kube-proxy that does not send to terminating endpoints, if there are no others.
+    pub(crate) fn only_terminating(
+        &self,
+        service: &Service,
+        port: &ServicePort,
+        family: AddressType,
+        at: Timestamp,
+    ) -> Option<NoEndpointsReason> {
+        let usable = self.usable_endpoints(&service.key, port, family, None, at);
+        let count = usable.len();
+        let is_any_ready = usable.iter().any(|endpoint| endpoint.conditions.ready);
+        (count > 0 && !is_any_ready).then_some(NoEndpointsReason::OnlyTerminating { count })
     }
 
     fn other_family(

@@ -13,7 +13,7 @@ use crate::{
         History, NoEndpointsReason, Vip,
         model::{AddressType, Service, ServicePort, ServiceType, TrafficPolicy, Via},
     },
-    node::ProxyMode,
+    node::{ProxyMode, Release, Snapshot},
     text::word,
     time::Timestamp,
     verdict::EvidenceType,
@@ -24,6 +24,7 @@ const AT: Timestamp = Timestamp::MAX;
 
 pub(super) fn judge(facts: &Facts, scope: &Scope, findings: &mut Vec<Finding>) {
     let Some(history) = facts.services() else { return };
+    let uses_terminating = facts.node.uses_terminating().unwrap_or(true);
     for service in history.services() {
         let asked = scope.service.as_ref() == Some(&service.key);
         if scope.service.is_some() && !asked {
@@ -31,9 +32,9 @@ pub(super) fn judge(facts: &Facts, scope: &Scope, findings: &mut Vec<Finding>) {
         }
         match proxied(service) {
             Ok(()) => {
-                no_endpoints(history, service, findings);
+                no_endpoints(history, service, uses_terminating, findings);
                 if let Some(node) = facts.known_node() {
-                    local_policies(history, service, node, facts.node.mode, findings);
+                    local_policies(history, service, node, &facts.node, findings);
                     if asked {
                         hints(history, service, node, findings);
                     }
@@ -84,13 +85,16 @@ impl AddressFamily {
     }
 }
 
-fn no_endpoints(history: &History, service: &Service, findings: &mut Vec<Finding>) {
+/// `uses_terminating`: whether kube-proxy sends to terminating endpoints if no other is ready.
+fn no_endpoints(history: &History, service: &Service, uses_terminating: bool, findings: &mut Vec<Finding>) {
     let key = &service.key;
     // Ports that fail for the same reason in the same family share one finding.
     let mut found: Vec<(AddressType, NoEndpointsReason, Vec<&ServicePort>)> = Vec::new();
     for family in families(service) {
         for port in &service.ports {
-            let Some(reason) = history.no_endpoints_reason(service, port, family.kind(), AT) else {
+            let reason = history.no_endpoints_reason(service, port, family.kind(), AT);
+            let terminating = || history.only_terminating(service, port, family.kind(), AT);
+            let Some(reason) = reason.or_else(|| terminating().filter(|_| !uses_terminating)) else {
                 continue;
             };
             match found.iter_mut().find(|(other, known, _)| *other == family.kind() && *known == reason) {
@@ -194,7 +198,9 @@ const fn remedy(reason: &NoEndpointsReason) -> Action {
         NoEndpointsReason::NoSelector => action::FIND_SLICE_WRITER,
         NoEndpointsReason::PortName { .. } => action::COMPARE_PORT_NAMES,
         NoEndpointsReason::AddressFamily { .. } => action::COMPARE_FAMILIES,
-        NoEndpointsReason::EndpointsNotReady { .. } | NoEndpointsReason::Unexplained => action::SHOW_SLICES,
+        NoEndpointsReason::EndpointsNotReady { .. }
+        | NoEndpointsReason::OnlyTerminating { .. }
+        | NoEndpointsReason::Unexplained => action::SHOW_SLICES,
     }
 }
 
@@ -202,9 +208,10 @@ fn local_policies(
     history: &History,
     service: &Service,
     node: &str,
-    mode: Option<ProxyMode>,
+    snapshot: &Snapshot,
     findings: &mut Vec<Finding>,
 ) {
+    let terminating = snapshot.uses_terminating().unwrap_or(true);
     let outside = matches!(service.r#type, ServiceType::NodePort | ServiceType::LoadBalancer)
         || !service.external_ips.is_empty();
     let policies = [
@@ -217,12 +224,23 @@ fn local_policies(
         }
         for family in families(service) {
             let without = |port: &&ServicePort| {
-                let usable = |local| history.usable_endpoints(&service.key, port, family.kind(), local, AT);
-                usable(Some(node)).is_empty() && !usable(None).is_empty()
+                let is_served = |local| {
+                    let usable = history.usable_endpoints(&service.key, port, family.kind(), local, AT);
+                    usable.iter().any(|endpoint| endpoint.conditions.ready || terminating)
+                };
+                !is_served(Some(node)) && is_served(None)
             };
             let ports: Vec<&ServicePort> = service.ports.iter().filter(without).collect();
             if !ports.is_empty() {
-                findings.push(no_local_endpoint(history, service, node, family.kind(), &ports, class, mode));
+                findings.push(no_local_endpoint(
+                    history,
+                    service,
+                    node,
+                    family.kind(),
+                    &ports,
+                    class,
+                    snapshot,
+                ));
             }
         }
     }
@@ -235,8 +253,9 @@ fn no_local_endpoint(
     family: AddressType,
     ports: &[&ServicePort],
     class: Class,
-    mode: Option<ProxyMode>,
+    snapshot: &Snapshot,
 ) -> Finding {
+    let mode = snapshot.mode;
     let key = &service.key;
     let labels: Vec<Arc<str>> = ports.iter().map(|port| port.label()).collect();
     let label = if let [only] = labels.as_slice() { Arc::clone(only) } else { "*".into() };
@@ -251,10 +270,18 @@ fn no_local_endpoint(
     // Any other port has a virtual server without a real server, which refuses.
     let ignored =
         mode == Some(ProxyMode::Ipvs) && ports.iter().all(|port| is_external(service, port, family));
+    let precedes = |minor| snapshot.release().is_some_and(|own| own < Release(1, minor));
     let fate = match (mode, class) {
         (Some(ProxyMode::Ipvs), Class::C22) if ignored => "go to other nodes nevertheless",
         (Some(ProxyMode::Ipvs), Class::C22) => "are refused",
+        // Before kubernetes/kubernetes#97081 the virtual server has no real server.
+        (Some(ProxyMode::Ipvs), _) if precedes(21) => "are refused",
         (Some(ProxyMode::Ipvs), _) => "are answered from a wrong address",
+        // Before kubernetes/kubernetes#106497 kube-proxy counts this node's endpoints only, and refuses.
+        (Some(ProxyMode::Iptables), Class::C22) if precedes(24) => "are refused",
+        (Some(ProxyMode::Iptables), Class::C22) if snapshot.may_precede(Release(1, 24)) => {
+            "time out or are refused"
+        }
         _ => "time out",
     };
     let elsewhere: BTreeSet<&str> = ports

@@ -1,26 +1,37 @@
 //! The rules that older releases of kube-proxy write match the API too. A result that no release has is still found.
 
-use std::{fs, time::Duration};
+use std::{fs, path::Path, time::Duration};
 
 use serde_json::{Value, json};
 use viptrace::{
     cluster::{History, folder},
-    diagnosis::audit::Context,
-    node::{ProxyMode, Release},
+    diagnosis::{
+        audit::{Context, Settings},
+        triage::CheckReport,
+    },
+    net::Cidr,
+    node::{ProxyMode, Release, capture},
     rules::Ruleset,
 };
 
-use super::captures::{audit_of, context, iptables_of, lines, read};
+use super::{
+    captures::{IpvsCapture, audit_of, context, iptables_of, lines, nftables_of, read},
+    suite::check,
+};
 
 /// The objects of the captures, edited: `edit` gets each with its kind's file.
 fn cluster_with(edit: impl Fn(&str, &mut Value)) -> History {
     let lists = tempfile::tempdir().unwrap();
+    write_lists(lists.path(), edit);
+    folder::read(lists.path(), Duration::from_hours(1)).unwrap().history
+}
+
+fn write_lists(folder: &Path, edit: impl Fn(&str, &mut Value)) {
     for name in ["services.json", "endpointslices.json", "nodes.json"] {
         let mut list: Value = serde_json::from_str(&read(&format!("cluster/{name}"))).unwrap();
         list["items"].as_array_mut().unwrap().iter_mut().for_each(|object| edit(name, object));
-        fs::write(lists.path().join(name), list.to_string()).unwrap();
+        fs::write(folder.join(name), list.to_string()).unwrap();
     }
-    folder::read(lists.path(), Duration::from_hours(1)).unwrap().history
 }
 
 fn unchanged() -> History {
@@ -167,24 +178,27 @@ fn a_cluster_ip_without_local_endpoint_refuses_drops_or_marks_by_release() {
     assert_eq!(found(&history, &iptables_of(&marking), &context), "");
 }
 
+/// The endpoints of shop/cart serve and terminate.
+fn terminate_cart(_: &str, object: &mut Value) {
+    if object["metadata"]["labels"]["kubernetes.io/service-name"] == "cart" {
+        let endpoints = object["endpoints"].as_array_mut().unwrap();
+        endpoints.iter_mut().for_each(|endpoint| {
+            endpoint["conditions"] = json!({"ready": false, "serving": true, "terminating": true});
+        });
+    }
+}
+
+/// iptables mode's rules that refuse shop/cart.
+fn refusing_cart() -> String {
+    let refusal = "-d 10.96.10.10/32 -p tcp -m tcp --dport 80 -j REJECT";
+    let text = without(&saved("iptables"), "-A KUBE-SERVICES -d 10.96.10.10/32");
+    with_rules(&text, "filter", "KUBE-SERVICES", &[refusal])
+}
+
 #[test]
 fn terminating_endpoints_are_used_since_1_26() {
-    let history = cluster_with(|_, object| {
-        if object["metadata"]["labels"]["kubernetes.io/service-name"] == "cart" {
-            let endpoints = object["endpoints"].as_array_mut().unwrap();
-            endpoints.iter_mut().for_each(|endpoint| {
-                endpoint["conditions"] = json!({"ready": false, "serving": true, "terminating": true});
-            });
-        }
-    });
-    let sends = saved("iptables");
-    let cart = "-A KUBE-SERVICES -d 10.96.10.10/32";
-    let refuses = with_rules(
-        &without(&sends, cart),
-        "filter",
-        "KUBE-SERVICES",
-        &["-d 10.96.10.10/32 -p tcp -m tcp --dport 80 -j REJECT"],
-    );
+    let history = cluster_with(terminate_cart);
+    let (sends, refuses) = (saved("iptables"), refusing_cart());
     let is_clean = |text: &str, uses_terminating| {
         let context = Context { uses_terminating, ..node(ProxyMode::Iptables, None) };
         found(&history, &iptables_of(text), &context).is_empty()
@@ -231,4 +245,56 @@ fn hints_for_nodes_are_followed_since_1_34() {
     // Another set is no release's.
     let second = without(&of_zone, "10.244.1.11:8080\" -m statistic");
     assert!(by(&second, None).contains("no new connection goes to the endpoint 10.244.1.11:8080"));
+}
+
+/// A check of worker-1 with these rules of iptables mode and this version of kube-proxy.
+fn checked(iptables: &str, version: &str, edit: impl Fn(&str, &mut Value)) -> CheckReport {
+    let folder = tempfile::tempdir().unwrap();
+    write_lists(folder.path(), edit);
+    let of_node = |name: &str| read(&format!("kube-proxy/worker-1/iptables/{name}"));
+    let metrics = replaced(&of_node("metrics.txt"), "v0.0.0-master+$Format:%H$", version);
+    for (name, text) in [
+        ("iptables-save.txt", iptables.to_owned()),
+        ("metrics.txt", metrics),
+        ("config.yaml", of_node("config.yaml")),
+        ("proxyMode.txt", of_node("proxyMode.txt")),
+    ] {
+        fs::write(folder.path().join(name), text).unwrap();
+    }
+    check(&capture::folder::read(folder.path(), None).unwrap().capture)
+}
+
+fn causes(report: &CheckReport) -> Vec<String> {
+    report.findings.iter().map(|finding| format!("{} {}", finding.class, finding.root_cause)).collect()
+}
+
+#[test]
+fn only_terminating_endpoints_are_none_before_1_26() {
+    let old = causes(&checked(&refusing_cart(), "v1.25.16", terminate_cart));
+    let of_cart = old.iter().filter(|cause| cause.contains("shop/cart")).collect::<Vec<_>>();
+    let cause = "C20 no_endpoints — shop/cart has no endpoint: all of its endpoints terminate, and this kube-proxy does not send to them \
+                 (ProxyTerminatingEndpoints, on since v1.26)";
+    assert_eq!(of_cart, [cause]);
+    let new = causes(&checked(&saved("iptables"), "v1.26.0", terminate_cart));
+    assert!(
+        !new.iter().any(|cause| cause.contains("shop/cart has no endpoint") || cause.starts_with("C5")),
+        "{new:?}"
+    );
+}
+
+#[test]
+fn the_effect_of_a_local_policy_is_the_releases() {
+    let dropping = "shop/cache:redis has no local endpoints\" -m tcp --dport 6379 -j DROP";
+    let refusing = replaced(&saved("iptables"), dropping, &dropping.replace("DROP", "REJECT"));
+    let of_cache = |rules: &str, version: &str| {
+        let report = checked(rules, version, |_, _| {});
+        let causes = causes(&report);
+        causes.into_iter().filter(|cause| cause.contains("shop/cache")).collect::<Vec<_>>()
+    };
+    let [only] = &of_cache(&refusing, "v1.23.17")[..] else {
+        panic!("{:?}", of_cache(&refusing, "v1.23.17"))
+    };
+    assert!(only.ends_with("connections from worker-1 and its Pods are refused"), "{only}");
+    let [only] = &of_cache(&saved("iptables"), "v1.25.0")[..] else { panic!() };
+    assert!(only.ends_with("connections from worker-1 and its Pods time out"), "{only}");
 }
