@@ -64,6 +64,8 @@ pub(super) struct Comparison<'a> {
     masquerades_all: bool,
     /// The bits of the mark of packets that KUBE-FIREWALL drops.
     drop_mark: Option<u32>,
+    /// nftables mode refuses and drops the node's own connections before it translates them.
+    checks_before_translation: bool,
     found: Found,
 }
 
@@ -100,6 +102,7 @@ pub(super) fn compare(
             .as_ref()
             .map_or_else(|| rules.masquerades_all(family), |settings| settings.masquerade_all),
         drop_mark: rules.drop_mark(family),
+        checks_before_translation: table.is_some_and(releases::checks_before_translation),
         found: Found::default(),
     };
     let of_family = expected.ports.iter().enumerate().filter(|(_, port)| port.family == family);

@@ -193,6 +193,16 @@ fn leads_to(rule: &Rule, target: &str) -> bool {
         _ => false,
     }
 }
+/// Whether a table of nftables mode has the form of 1.29, which has one chain for the checks of all endpoints.
+pub(super) fn is_of_1_29(table: &Table) -> bool {
+    table.chain("endpoints-check").is_some()
+}
+
+/// Whether a rule of the chain jumps to this one.
+pub(super) fn has_jump(chain: &Chain, target: &str) -> bool {
+    chain.rules.iter().any(|rule| leads_to(rule, target))
+}
+
 
 /// Whether the table has the target of a rule.
 fn has_target(table: &Table, target: &str) -> bool {

@@ -298,3 +298,59 @@ fn the_effect_of_a_local_policy_is_the_releases() {
     let [only] = &of_cache(&saved("iptables"), "v1.25.0")[..] else { panic!() };
     assert!(only.ends_with("connections from worker-1 and its Pods time out"), "{only}");
 }
+
+#[test]
+fn nftables_mode_drops_the_nodes_own_connections_before_it_translates() {
+    let text = read("kube-proxy/worker-1/nftables/nft-ruleset.txt");
+    let text = replaced(
+        &text,
+        "\"shop/cache:redis\" : drop }",
+        "\"shop/cache:redis\" : drop, 203.0.113.81 . tcp . 80 comment \"shop/frontend:http\" : drop }",
+    );
+    let external = "203.0.113.81 . tcp . 80 : goto external-SFDBSQB2-shop/frontend/tcp/http, ";
+    let entry = "203.0.113.50 . tcp . 443 : goto external-";
+    let text = replaced(&text, entry, &format!("{external}{entry}"));
+    let context = node(ProxyMode::Nftables, Some(Release(1, 30)));
+    assert_eq!(found(&balanced_frontend(), &nftables_of(&text), &context), "");
+    // Pods pass no such check.
+    let lost = text.replace(external, "203.0.113.81 . tcp . 80 : drop, ");
+    let lines = found(&balanced_frontend(), &nftables_of(&lost), &context);
+    assert!(lines.contains("new connections are dropped, although there is 1 endpoint"), "{lines}");
+}
+
+#[test]
+fn ipvs_mode_of_1_20_has_no_real_server_without_a_local_endpoint() {
+    let mut capture = IpvsCapture::worker_1();
+    capture.servers = without(&capture.servers, ":30080 -r 10.244.2.21:8080");
+    let is_refused = |release: Option<Release>| {
+        let lines = found(&unchanged(), &capture.rules(), &node(ProxyMode::Ipvs, release));
+        lines
+            .contains("shop/frontend:http None [virtual server 192.0.2.11:30080] new connections are refused")
+    };
+    assert!(!is_refused(Some(Release(1, 20))) && !is_refused(None) && is_refused(Some(Release(1, 21))));
+    // The form of the rules shows a newer release.
+    let context = Context { oldest_release: Some(Release(1, 26)), ..node(ProxyMode::Ipvs, None) };
+    assert!(found(&unchanged(), &capture.rules(), &context).contains("new connections are refused"));
+}
+
+#[test]
+fn ipvs_mode_with_marks_for_source_ranges_drops_the_nodes_own_connections() {
+    let mut capture = IpvsCapture::worker_1();
+    let mut text = capture.iptables.clone();
+    for newer in ["KUBE-PROXY-FIREWALL", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-OUT-FILTER"] {
+        text = text.lines().filter(|line| !line.contains(newer)).map(|line| format!("{line}\n")).collect();
+    }
+    let text = with_drop_mark(&text);
+    let text = with_rules(&text, "filter", "INPUT", &["-j KUBE-FIREWALL"]);
+    let text = with_rules(&text, "filter", "OUTPUT", &["-j KUBE-FIREWALL"]);
+    let admitted = "-m set --match-set KUBE-LOAD-BALANCER-SOURCE-CIDR dst,dst,src -j RETURN";
+    let text = with_rules(&text, "nat", "KUBE-FIREWALL", &[admitted, "-j KUBE-MARK-DROP"]);
+    let masquerade = "-A KUBE-LOAD-BALANCER -j KUBE-MARK-MASQ";
+    let filter = "-A KUBE-LOAD-BALANCER -m set --match-set KUBE-LOAD-BALANCER-FW dst,dst -j KUBE-FIREWALL";
+    capture.iptables = replaced(&text, masquerade, &format!("{filter}\n{masquerade}"));
+    let context = node(ProxyMode::Ipvs, Some(Release(1, 24)));
+    assert_eq!(found(&unchanged(), &capture.rules(), &context), "");
+    capture.iptables = without(&capture.iptables, admitted);
+    let lines = found(&unchanged(), &capture.rules(), &context);
+    assert!(lines.contains("are rejected, although a source range admits them"), "{lines}");
+}

@@ -6,10 +6,23 @@
 use super::{Comparison, Tried};
 use crate::{
     cluster::Via,
-    diagnosis::audit::Expectation,
+    diagnosis::audit::{Expectation, frame},
     node::{ProxyMode, Release},
-    rules::{End, Origin, walk::Branch},
+    rules::{Base, End, HookPoint, Origin, Table, walk::Branch},
 };
+
+/// The priority at which OUTPUT translates (`NF_IP_PRI_NAT_DST`).
+const TRANSLATION: i32 = -100;
+
+/// The chains of nftables mode that refuse and drop connections to Services' addresses; the second is of 1.29.
+const CHECKS: [&str; 2] = ["service-endpoints-check", "endpoints-check"];
+
+/// Whether the node's own connections pass the check of endpoints before they are translated.
+pub(super) fn checks_before_translation(table: &Table) -> bool {
+    let is_early = |base: &Base| base.hook == HookPoint::Output && base.priority < TRANSLATION;
+    let early = table.chains.iter().filter(|chain| chain.base.as_ref().is_some_and(is_early));
+    early.into_iter().any(|chain| CHECKS.iter().any(|check| frame::has_jump(chain, check)))
+}
 
 impl Comparison<'_> {
     /// The results that other releases of kube-proxy expect instead of `wanted`, if this one may be among them.
@@ -19,10 +32,49 @@ impl Comparison<'_> {
         let mut others: Vec<Expectation> = sorted
             .map(|endpoints| self.wanted_of(port, endpoints, known, probe.origin, probe.source))
             .collect();
-        if self.refuses_without_local_endpoint(tried, wanted) {
+        let forwards = matches!(wanted, Expectation::Endpoints(_));
+        if self.refuses_without_local_endpoint(tried, wanted) || forwards && self.has_no_fallback(tried) {
             others.push(Expectation::Refused);
         }
+        if forwards && (self.drops_before_translation(tried) || self.drops_what_ipvs_resends(tried)) {
+            others.push(Expectation::Dropped);
+        }
         others
+    }
+
+    /// Whether `externalTrafficPolicy: Local` leaves no endpoint for connections from outside.
+    fn lacks_local_endpoint(Tried { port, known, .. }: Tried<'_>) -> bool {
+        known.via != Via::ClusterIp && port.is_local(known.via) && port.endpoints.local.is_empty()
+    }
+
+    /// Until 1.20 ipvs mode has no real server for `externalTrafficPolicy: Local` without a local endpoint
+    /// (`syncEndpoint` in `pkg/proxy/ipvs/proxier.go`; kubernetes/kubernetes#97081 sends to all endpoints instead).
+    fn has_no_fallback(&self, tried: Tried<'_>) -> bool {
+        self.context.mode == ProxyMode::Ipvs
+            && Self::lacks_local_endpoint(tried)
+            && self.context.may_precede(Release(1, 21))
+    }
+
+    /// In nftables mode the node's own connections to an address without a local endpoint are dropped if they pass the
+    /// check of endpoints before they are translated (`nftablesBaseChains` in `pkg/proxy/nftables/proxier.go`: the
+    /// priority of filter-output).
+    fn drops_before_translation(&self, tried: Tried<'_>) -> bool {
+        let is_early = |branch: &Branch| branch.trail.iter().any(|name| CHECKS.contains(&&**name));
+        self.checks_before_translation
+            && tried.probe.origin == Origin::Node
+            && Self::lacks_local_endpoint(tried)
+            && tried.fate.branches.iter().all(is_early)
+    }
+
+    /// Until kubernetes/kubernetes#110628 ipvs mode marks connections that no source range admits. IPVS resends the
+    /// node's own ones through OUTPUT, where KUBE-FIREWALL drops the mark.
+    fn drops_what_ipvs_resends(&self, Tried { known, probe, .. }: Tried<'_>) -> bool {
+        let nat = || self.rules.table_of(self.family, "nat");
+        let marks = || frame::has_jump(nat()?.chain("KUBE-FIREWALL")?, "KUBE-MARK-DROP").then_some(());
+        self.context.mode == ProxyMode::Ipvs
+            && probe.origin == Origin::Node
+            && !known.admits(probe.source)
+            && marks().is_some()
     }
 
     /// Until 1.23 iptables mode removes the endpoints of other nodes before it counts them, so that a ClusterIP without
