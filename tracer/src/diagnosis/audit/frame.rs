@@ -69,8 +69,10 @@ const IPVS: [(&str, HookPoint, &str, Loss); 9] = [
     ("filter", Output, "KUBE-IPVS-OUT-FILTER", Loss::Nothing),
 ];
 
+const FIREWALL_CHECK: &str = "firewall-check";
+
 /// `pkg/proxy/nftables/proxier.go`, `nftablesJumpChains`.
-const NFTABLES: [(&str, HookPoint, &str, Loss); 11] = [
+const NFTABLES: [(&str, HookPoint, &str, Loss); 14] = [
     ("kube-proxy", Prerouting, "services", Loss::Translation(ROUTED)),
     ("kube-proxy", Output, "services", Loss::Translation(NODE)),
     ("kube-proxy", Postrouting, "masquerading", Loss::Masquerade),
@@ -78,7 +80,11 @@ const NFTABLES: [(&str, HookPoint, &str, Loss); 11] = [
     ("kube-proxy", Input, "service-endpoints-check", Loss::Nothing),
     ("kube-proxy", Forward, "service-endpoints-check", Loss::Refusal(ROUTED)),
     ("kube-proxy", Output, "service-endpoints-check", Loss::Refusal(NODE)),
-    ("kube-proxy", Prerouting, "firewall-check", Loss::Refusal(ROUTED)),
+    // The check of 1.29, which kubernetes/kubernetes#122614 divides.
+    ("kube-proxy", Input, "endpoints-check", Loss::Refusal(ROUTED)),
+    ("kube-proxy", Forward, "endpoints-check", Loss::Refusal(ROUTED)),
+    ("kube-proxy", Output, "endpoints-check", Loss::Refusal(NODE)),
+    ("kube-proxy", Prerouting, FIREWALL_CHECK, Loss::Refusal(ROUTED)),
     ("kube-proxy", Output, "firewall-check", Loss::Refusal(NODE)),
     ("kube-proxy", Forward, "cluster-ips-check", Loss::Refusal(ROUTED)),
     ("kube-proxy", Output, "cluster-ips-check", Loss::Refusal(NODE)),
@@ -113,6 +119,10 @@ pub(super) fn check(
         let vital = matches!(*target, "KUBE-SERVICES" | "KUBE-POSTROUTING" | "services" | "masquerading")
             && matches!(loss, Loss::Translation(_) | Loss::Masquerade);
         if table.chain(target).is_none() && !vital {
+            continue;
+        }
+        // 1.29 checks the source ranges in INPUT, FORWARD and OUTPUT.
+        if (*hook, *target) == (Prerouting, FIREWALL_CHECK) && is_of_1_29(table) {
             continue;
         }
         if table.chain(target).is_some() && leads(table, *hook, target) {

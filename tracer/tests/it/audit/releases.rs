@@ -299,6 +299,40 @@ fn the_effect_of_a_local_policy_is_the_releases() {
     assert!(only.ends_with("connections from worker-1 and its Pods time out"), "{only}");
 }
 
+/// nftables mode of 1.29: one chain checks all endpoints, and none of PREROUTING checks source ranges.
+fn nftables_of_1_29() -> String {
+    let text = read("kube-proxy/worker-1/nftables/nft-ruleset.txt");
+    let text = without(&text, "jump nodeport-endpoints-check");
+    let text = replaced(&text, "\t}\n\n\tchain service-endpoints-check {\n", "");
+    let text = text.replace("nodeport-endpoints-check", "endpoints-check");
+    let text = text.replace("service-endpoints-check", "endpoints-check");
+    let early = "type filter hook prerouting priority dstnat - 10; policy accept;\n\t\tct state new jump firewall-check\n";
+    replaced(&text, early, "type filter hook prerouting priority dstnat - 10; policy accept;\n")
+}
+
+#[test]
+fn nftables_mode_of_1_29_enforces_no_source_ranges() {
+    let (text, context) = (nftables_of_1_29(), node(ProxyMode::Nftables, Some(Release(1, 29))));
+    let lines = found(&unchanged(), &nftables_of(&text), &context);
+    assert!(!lines.is_empty());
+    for line in lines.lines() {
+        assert!(line.contains("source ranges IPv4 shop/api:https"), "{lines}");
+        assert!(line.contains("; nftables mode of 1.29 checks them after the translation"), "{lines}");
+    }
+    // Its check of endpoints is a part of the frame.
+    let forward =
+        "type filter hook forward priority -110; policy accept;\n\t\tct state new jump endpoints-check\n";
+    let lost = replaced(&text, forward, "type filter hook forward priority -110; policy accept;\n");
+    let lines = found(&unchanged(), &nftables_of(&lost), &context);
+    assert!(lines.contains("FORWARD does not lead to endpoints-check in table kube-proxy"), "{lines}");
+    // A newer release has its check of source ranges in PREROUTING.
+    let newer = read("kube-proxy/worker-1/nftables/nft-ruleset.txt");
+    let early = "type filter hook prerouting priority dstnat - 10; policy accept;\n\t\tct state new jump firewall-check\n";
+    let lost = replaced(&newer, early, "type filter hook prerouting priority dstnat - 10; policy accept;\n");
+    let lines = found(&unchanged(), &nftables_of(&lost), &context);
+    assert!(lines.contains("PREROUTING does not lead to firewall-check"), "{lines}");
+}
+
 #[test]
 fn nftables_mode_drops_the_nodes_own_connections_before_it_translates() {
     let text = read("kube-proxy/worker-1/nftables/nft-ruleset.txt");

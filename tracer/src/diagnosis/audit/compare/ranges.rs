@@ -73,7 +73,10 @@ impl Comparison<'_> {
                 ),
                 Expectation::Dropped if gets_in && !known.admits(source) => (
                     Kind::Wrong,
-                    format!("connections from {source} are accepted, although no source range admits them"),
+                    format!(
+                        "connections from {source} are accepted, although no source range admits them{}",
+                        self.why_ranges_fail()
+                    ),
                 ),
                 Expectation::Refused | Expectation::Dropped if known.admits(source) => {
                     // The ranges admit them, and the Service or its traffic policy has no endpoint for them.

@@ -176,8 +176,9 @@ impl Comparison<'_> {
                 if ranges && !endpoints.is_empty() {
                     let place = self.firewall_place(port);
                     let text = format!(
-                        "connections from {} are accepted, although no source range admits them",
-                        probe.source
+                        "connections from {} are accepted, although no source range admits them{}",
+                        probe.source,
+                        self.why_ranges_fail()
                     );
                     fault(Kind::Missing, Aspect::SourceRanges, None, place, text);
                 } else if endpoints.is_empty() {

@@ -8,7 +8,7 @@ use crate::{
     cluster::Via,
     diagnosis::audit::{Expectation, frame},
     node::{ProxyMode, Release},
-    rules::{Base, End, HookPoint, Origin, Table, walk::Branch},
+    rules::{Base, End, HookPoint, NFTABLES_TABLE, Origin, Table, Writer, walk::Branch},
 };
 
 /// The priority at which OUTPUT translates (`NF_IP_PRI_NAT_DST`).
@@ -75,6 +75,17 @@ impl Comparison<'_> {
             && probe.origin == Origin::Node
             && !known.admits(probe.source)
             && marks().is_some()
+    }
+
+    /// What to add to a report of source ranges that do not hold.
+    pub(super) fn why_ranges_fail(&self) -> &'static str {
+        let table = self.rules.table(Writer::Nftables, self.family, NFTABLES_TABLE);
+        if table.is_some_and(frame::is_of_1_29) {
+            "; nftables mode of 1.29 checks them after the translation, and so enforces none \
+             (kubernetes/kubernetes#122614)"
+        } else {
+            ""
+        }
     }
 
     /// Until 1.23 iptables mode removes the endpoints of other nodes before it counts them, so that a ClusterIP without
