@@ -145,7 +145,7 @@ impl Ruleset {
         for table in self.tables.iter().filter(|table| table.family == family) {
             let kube = match table.writer {
                 Writer::Nftables => table.name.as_ref() == NFTABLES_TABLE,
-                _ => table.name.as_ref() == "nat" && table.chain("KUBE-SERVICES").is_some(),
+                _ => is_services_table(table),
             };
             if kube {
                 found.insert(table.writer);
@@ -163,13 +163,11 @@ impl Ruleset {
         !self.writers(family).is_empty()
     }
 
-    /// The rules of this writer only. IPVS keeps its sets and its iptables rules.
+    /// The rules of this writer only. IPVS keeps its sets and its iptables rules, of one backend if only one has them:
+    /// the tables of the same name in the other are those of other programs.
     #[must_use]
     pub fn of(&self, writer: Writer) -> Self {
-        let keeps = |table: &&Table| match writer {
-            Writer::Ipvs => table.writer != Writer::Nftables,
-            _ => table.writer == writer,
-        };
+        let keeps = |table: &&Table| self.belongs(table, writer);
         Self {
             tables: self.tables.iter().filter(keeps).cloned().collect(),
             others: Vec::new(),
@@ -181,12 +179,20 @@ impl Ruleset {
         }
     }
 
+    /// Whether the table is one of this writer's.
+    fn belongs(&self, table: &Table, writer: Writer) -> bool {
+        if writer != Writer::Ipvs {
+            return table.writer == writer;
+        }
+        let has_services = |of: &&Table| of.family == table.family && is_services_table(of);
+        let backends: BTreeSet<Writer> =
+            self.tables.iter().filter(has_services).map(|table| table.writer).collect();
+        table.writer.is_iptables() && (backends.len() != 1 || backends.contains(&table.writer))
+    }
+
     /// Whether [`Ruleset::of`] would remove nothing.
     pub fn is_only_of(&self, writer: Writer) -> bool {
-        let tables = self.tables.iter().all(|table| match writer {
-            Writer::Ipvs => table.writer != Writer::Nftables,
-            _ => table.writer == writer,
-        });
+        let tables = self.tables.iter().all(|table| self.belongs(table, writer));
         let servers = writer == Writer::Ipvs || self.servers.is_none();
         tables && servers && self.others.is_empty() && (writer != Writer::Nftables || self.sets.is_empty())
     }
@@ -199,6 +205,11 @@ impl Ruleset {
             + self.sets.iter().map(Set::len).sum::<usize>()
             + self.servers.iter().flatten().map(|server| 1 + server.destinations.len()).sum::<usize>()
     }
+}
+
+/// Whether this is the table in which iptables and ipvs mode recognise Services.
+fn is_services_table(table: &Table) -> bool {
+    table.writer.is_iptables() && *table.name == *"nat" && table.chain("KUBE-SERVICES").is_some()
 }
 
 /// The writer of a table.
