@@ -59,6 +59,7 @@ pub(crate) fn cluster(services: u32) -> Cluster {
             headless: false,
             external_ips: Vec::new(),
             load_balancer_ips: Vec::new(),
+            proxied_ips: Vec::new(),
             ports: vec![port.clone()],
             selector: Labels::of([("app", &*key.name)]),
             external_traffic_policy: TrafficPolicy::Cluster,

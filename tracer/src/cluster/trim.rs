@@ -284,11 +284,11 @@ fn service(
     let listed: Vec<_> = listed.into_iter().filter(|ip| ip != "None" && !ip.is_empty()).collect();
     let ingress =
         parsed.status.and_then(|status| status.load_balancer).and_then(|lb| lb.ingress).unwrap_or_default();
-    let ingress: Vec<_> = ingress
-        .into_iter()
-        .filter(|entry| kind == ServiceType::LoadBalancer && entry.ip_mode.as_deref() != Some("Proxy"))
-        .filter_map(|entry| entry.ip.filter(|ip| !ip.is_empty()))
-        .collect();
+    let ingress = ingress.into_iter().filter(|_| kind == ServiceType::LoadBalancer).filter_map(|entry| {
+        let ip = entry.ip.filter(|ip| !ip.is_empty())?;
+        Some((ip, entry.ip_mode.as_deref() == Some("Proxy")))
+    });
+    let (proxied, ingress): (Vec<_>, Vec<_>) = ingress.partition(|(_, is_proxied)| *is_proxied);
     let policy = |name: Option<String>| match name.as_deref() {
         Some("Local") => TrafficPolicy::Local,
         _ => TrafficPolicy::Cluster,
@@ -316,7 +316,8 @@ fn service(
         },
         headless,
         external_ips: notes.ips(spec.external_ips.iter().flatten(), "externalIP"),
-        load_balancer_ips: notes.ips(&ingress, "load balancer IP"),
+        load_balancer_ips: notes.ips(ingress.iter().map(|(ip, _)| ip), "load balancer IP"),
+        proxied_ips: notes.ips(proxied.iter().map(|(ip, _)| ip), "load balancer IP"),
         ports: exact(spec.ports.into_iter().flatten().filter_map(|p| service_port(p, has_node_ports, notes))),
         selector: spec.selector.unwrap_or_default().into(),
         external_traffic_policy: policy(spec.external_traffic_policy),

@@ -82,6 +82,7 @@ fn load_balancer_addresses_are_those_that_kube_proxy_serves() {
     let status = json!({"loadBalancer": {"ingress": ingress}});
     let (service, odd) = service_of(json!({"type": "LoadBalancer", "clusterIP": "10.0.0.1"}), status.clone());
     assert_eq!(service.load_balancer_ips, ["203.0.113.1".parse::<IpAddr>().unwrap()]);
+    assert_eq!(service.proxied_ips, ["203.0.113.2".parse::<IpAddr>().unwrap()]);
     assert!(odd.is_empty(), "{odd:?}");
     let (service, _) = service_of(json!({"type": "ClusterIP"}), status);
     assert!(service.load_balancer_ips.is_empty(), "a leftover of another type");

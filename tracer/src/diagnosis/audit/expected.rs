@@ -19,7 +19,7 @@ use crate::{
         model::{Service, ServicePort, ServiceType},
     },
     net::Family,
-    node::ProxyMode,
+    node::{ProxyMode, Release},
     rules::{AddressRange, Frontend, Origin},
     time::Timestamp,
 };
@@ -34,7 +34,8 @@ pub struct Expected {
     pub gaps: Vec<String>,
     /// When a Service gave up each former address or port, to name leftovers.
     pub(super) gone: BTreeMap<Frontend, (Arc<str>, Timestamp)>,
-    /// Frontends that belong to another proxy (C5d), which may have its own rules.
+    /// Frontends that may have rules and need none: those of another proxy (C5d), and those of a load balancer that is a
+    /// proxy.
     pub(super) others: BTreeSet<Frontend>,
     /// The addresses of all Services, whether or not they have a port that kube-proxy serves.
     pub(super) addresses: BTreeSet<IpAddr>,
@@ -132,6 +133,11 @@ impl Expected {
         }
         self.addresses.extend(service.cluster_ips.iter().chain(&service.external_ips));
         self.addresses.extend(&service.load_balancer_ips);
+        // kube-proxy serves a load balancer's addresses with `ipMode: Proxy` too until the gate LoadBalancerIPMode, which
+        // is on by default since 1.30 and always since 1.32 (`pkg/features/kube_features.go`, KEP-1860).
+        if context.may_precede(Release(1, 32)) {
+            self.others.extend(proxied(service));
+        }
         for port in &service.ports {
             for family in Family::ALL {
                 let frontends = self.frontends(service, port, family, context);
@@ -251,6 +257,14 @@ impl Expected {
             }
         }
     }
+}
+
+/// The frontends at the addresses of a load balancer that is a proxy.
+fn proxied(service: &Service) -> impl Iterator<Item = Frontend> {
+    service.ports.iter().flat_map(|port| {
+        let at = |ip: &IpAddr| Frontend { address: Some(*ip), protocol: port.protocol, port: port.port };
+        service.proxied_ips.iter().map(at)
+    })
 }
 
 impl ExpectedPort {

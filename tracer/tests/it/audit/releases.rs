@@ -406,3 +406,18 @@ fn the_tables_of_docker_in_the_other_backend_are_not_those_of_ipvs_mode() {
     let lines = with_docker(&capture);
     assert!(lines.contains("POSTROUTING does not lead to KUBE-POSTROUTING in table nat"), "{lines}");
 }
+
+#[test]
+fn addresses_of_a_load_balancer_that_is_a_proxy_may_have_rules() {
+    let history = cluster_with(|file, object| {
+        if file == "services.json" && object["metadata"]["name"] == "api" {
+            object["status"]["loadBalancer"] =
+                json!({"ingress": [{"ip": "203.0.113.80", "ipMode": "Proxy"}]});
+        }
+    });
+    let rules = iptables_of(&saved("iptables"));
+    let of = |release| found(&history, &rules, &node(ProxyMode::Iptables, release));
+    assert_eq!((of(Some(Release(1, 28))), of(None)), (String::new(), String::new()));
+    let lines = of(Some(Release(1, 32)));
+    assert!(lines.contains("names 203.0.113.80:443/TCP: no Service has it"), "{lines}");
+}
