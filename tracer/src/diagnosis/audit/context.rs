@@ -57,6 +57,8 @@ pub struct Settings {
     pub no_localhost_node_ports: bool,
     /// `bindAddress`, unless it is unspecified: the node's address in its family, instead of the Node object's.
     pub bind_address: Option<IpAddr>,
+    /// `ipvs.excludeCIDRs`: the virtual servers of other programs.
+    pub excluded: Vec<Cidr>,
 }
 
 /// `detectLocalMode` with its value (`getLocalDetectors` in `cmd/kube-proxy/app/server_linux.go`).

@@ -108,6 +108,9 @@ pub(super) fn surplus(
         if context.mode == ProxyMode::Ipvs && node_port {
             continue;
         }
+        if writer == Writer::Ipvs && is_of_another_program(frontend, &places, rules, context) {
+            continue;
+        }
         let Some(named) = places.into_iter().find(|named| named.writer == writer || writer == Writer::Ipvs)
         else {
             continue;
@@ -115,6 +118,20 @@ pub(super) fn surplus(
         audit.discrepancies.push(of_frontend(expected, family, writer, frontend, &named));
     }
     surplus_addresses(expected, rules, family, writer, audit);
+}
+
+/// Whether a virtual server belongs to another program, such as keepalived or kube-vip. kube-proxy keeps it if its address
+/// is in `ipvs.excludeCIDRs` (`isIPInExcludeCIDRs` in `pkg/proxy/ipvs/proxier.go`). Without a configuration it is
+/// kube-proxy's if the address is on kube-ipvs0.
+fn is_of_another_program(frontend: Frontend, places: &[Named], rules: &Ruleset, context: &Context) -> bool {
+    let Some(ip) = frontend.address.filter(|_| places.iter().all(|named| *named.place == *"IPVS")) else {
+        return false;
+    };
+    match (&context.settings, &rules.addresses, &context.own_addresses) {
+        (Some(settings), ..) => settings.excluded.iter().any(|range| range.contains(ip)),
+        (None, Some(all), Some(own)) => !all.contains(&ip) || own.contains(&ip),
+        (None, ..) => false,
+    }
 }
 
 fn of_frontend(

@@ -45,6 +45,7 @@ pub(super) fn settings(config: &Config, facts: &Facts, node: &str, mode: ProxyMo
         node_ports,
         no_localhost_node_ports: config.localhost_node_ports == Some(false),
         bind_address: bound.filter(|ip| !ip.is_unspecified()),
+        excluded: ranges(&config.ipvs_excluded_cidrs),
     }
 }
 

@@ -39,6 +39,8 @@ pub struct Config {
     pub sync_period: Option<Duration>,
     pub min_sync_period: Option<Duration>,
     pub ipvs_scheduler: Option<String>,
+    /// `ipvs.excludeCIDRs`: kube-proxy leaves virtual servers in these ranges alone.
+    pub ipvs_excluded_cidrs: Vec<String>,
     /// `ipvs.tcpTimeout`; 0 leaves the kernel's.
     pub ipvs_tcp_timeout: Option<Duration>,
     /// `conntrack.maxPerCore`; 0 leaves the limit as it is.
@@ -98,6 +100,7 @@ impl Config {
             sync_period: flag("iptables-sync-period").and_then(duration),
             min_sync_period: flag("iptables-min-sync-period").and_then(duration),
             ipvs_scheduler: text("ipvs-scheduler"),
+            ipvs_excluded_cidrs: list("ipvs-exclude-cidrs"),
             ipvs_tcp_timeout: flag("ipvs-tcp-timeout").and_then(duration),
             conntrack_max_per_core: flag("conntrack-max-per-core").and_then(|value| value.parse().ok()),
             conntrack_min: flag("conntrack-min").and_then(|value| value.parse().ok()),
@@ -172,6 +175,7 @@ impl Config {
             sync_period: time(&format!("/{section}/syncPeriod")).or_else(|| time("/syncPeriod")),
             min_sync_period: time(&format!("/{section}/minSyncPeriod")).or_else(|| time("/minSyncPeriod")),
             ipvs_scheduler: text("/ipvs/scheduler"),
+            ipvs_excluded_cidrs: list("/ipvs/excludeCIDRs"),
             ipvs_tcp_timeout: time("/ipvs/tcpTimeout"),
             conntrack_max_per_core: conntrack("maxPerCore").and_then(Value::as_u64),
             conntrack_min: conntrack("min").and_then(Value::as_u64).or_else(|| number("/conntrack/min")),
@@ -259,12 +263,13 @@ mod tests {
     fn a_configuration_alone_and_in_its_config_map() {
         let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: \"ipvs\"\n\
             clusterCIDR: 10.244.0.0/16,fd00::/48\nconntrack: {maxPerCore: 0}\n\
-            featureGates: {NFTablesProxyMode: true}\nipvs: {syncPeriod: 500ms, scheduler: lc, excludeCIDRs: null, tcpTimeout: 24h0m0s}\n\
+            featureGates: {NFTablesProxyMode: true}\nipvs: {syncPeriod: 500ms, scheduler: lc, excludeCIDRs: [192.0.2.0/28], tcpTimeout: 24h0m0s}\n\
             nodePortAddresses: [primary]\nsomethingNew: {deep: [1]}\n";
         let config = Config::parse(text).unwrap();
         assert_eq!(config.mode.as_deref(), Some("ipvs"));
         assert_eq!(config.cluster_cidrs, ["10.244.0.0/16", "fd00::/48"]);
         assert_eq!(config.sync_period, Some(Duration::from_millis(500)));
+        assert_eq!(config.ipvs_excluded_cidrs, ["192.0.2.0/28"]);
         assert_eq!(config.ipvs_tcp_timeout, Some(Duration::from_hours(24)));
         assert_eq!((config.wanted_conntrack_max(64), config.ipvs_scheduler.as_deref()), (None, Some("lc")));
         let map = serde_json::json!({"kind": "ConfigMap", "data": {"kubeconfig.conf": "kind: Config", "config.conf": text}});

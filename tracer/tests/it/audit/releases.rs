@@ -421,3 +421,25 @@ fn addresses_of_a_load_balancer_that_is_a_proxy_may_have_rules() {
     let lines = of(Some(Release(1, 32)));
     assert!(lines.contains("names 203.0.113.80:443/TCP: no Service has it"), "{lines}");
 }
+
+#[test]
+fn virtual_servers_of_keepalived_are_not_kube_proxys() {
+    let mut capture = IpvsCapture::worker_1();
+    capture.servers += "-A -t 192.0.2.100:6443 -s rr\n-a -t 192.0.2.100:6443 -r 192.0.2.21:6443 -g -w 1\n";
+    let is_named = |capture: &IpvsCapture, context: &Context| {
+        found(&unchanged(), &capture.rules(), context).contains("IPVS names 192.0.2.100:6443/TCP")
+    };
+    let settings = |range: &str| {
+        let known = node(ProxyMode::Ipvs, None);
+        let settings = known.settings.clone().unwrap();
+        let excluded = vec![Cidr::parse(range).unwrap()];
+        Context { settings: Some(Settings { excluded, ..settings }), ..known }
+    };
+    assert!(!is_named(&capture, &settings("192.0.2.96/28")) && is_named(&capture, &settings("192.0.2.0/28")));
+    // Without a configuration, kube-ipvs0 has kube-proxy's addresses.
+    let own = Some(vec!["192.0.2.11".parse().unwrap(), "10.0.2.15".parse().unwrap()]);
+    let unknown = Context { settings: None, own_addresses: own, ..node(ProxyMode::Ipvs, None) };
+    assert!(!is_named(&capture, &unknown));
+    capture.addresses.push("192.0.2.100".parse().unwrap());
+    assert!(is_named(&capture, &unknown));
+}
