@@ -193,16 +193,6 @@ const IPSETS: [(&str, &str, &str, &str); 14] = [
     ("filter", "KUBE-SOURCE-RANGES-FIREWALL", "LOAD-BALANCER-SOURCE-IP", "RETURN"),
 ];
 
-/// Whether the rule ends with this target: a chain, or a verdict by its name in iptables.
-fn leads_to(rule: &Rule, target: &str) -> bool {
-    match rule.steps.last() {
-        Some(Step::Do(Verdict::Jump(to) | Verdict::Goto(to))) => **to == *target,
-        Some(Step::Do(Verdict::Drop)) => target == "DROP",
-        Some(Step::Do(Verdict::Return)) => target == "RETURN",
-        Some(Step::Do(Verdict::Masquerade)) => target == "MASQUERADE",
-        _ => false,
-    }
-}
 /// Whether a table of nftables mode has the form of 1.29, which has one chain for the checks of all endpoints.
 pub(super) fn is_of_1_29(table: &Table) -> bool {
     table.chain("endpoints-check").is_some()
@@ -213,6 +203,16 @@ pub(super) fn has_jump(chain: &Chain, target: &str) -> bool {
     chain.rules.iter().any(|rule| leads_to(rule, target))
 }
 
+/// Whether the rule ends with this target: a chain, or a verdict by its name in iptables.
+fn leads_to(rule: &Rule, target: &str) -> bool {
+    match rule.steps.last() {
+        Some(Step::Do(Verdict::Jump(to) | Verdict::Goto(to))) => **to == *target,
+        Some(Step::Do(Verdict::Drop)) => target == "DROP",
+        Some(Step::Do(Verdict::Return)) => target == "RETURN",
+        Some(Step::Do(Verdict::Masquerade)) => target == "MASQUERADE",
+        _ => false,
+    }
+}
 
 /// Whether the table has the target of a rule.
 fn has_target(table: &Table, target: &str) -> bool {

@@ -74,11 +74,13 @@ struct Sorting {
     hints: Followed,
     /// Uses endpoints that serve while they terminate, if none is ready.
     terminating: bool,
+    /// Uses the endpoints of this node alone, if it has any.
+    prefers_here: bool,
 }
 
 impl Sorting {
     /// The ways in which kube-proxy may sort these endpoints, the usual one first.
-    fn of(context: &Context, all: &[Endpoint]) -> Vec<Self> {
+    fn of(context: &Context, service: &Service, all: &[Endpoint]) -> Vec<Self> {
         let has_hints = all.iter().any(|endpoint| !endpoint.zones.is_empty() || !endpoint.nodes.is_empty());
         let hints = if has_hints { Followed::of(context.release) } else { &[Followed::Nothing] };
         let terminating: &[bool] = match context.uses_terminating {
@@ -89,10 +91,22 @@ impl Sorting {
         };
         let with_hints = |hints: &Followed| {
             let hints = *hints;
-            terminating.iter().map(move |terminating| Self { hints, terminating: *terminating })
+            let with =
+                move |terminating: &bool| Self { hints, terminating: *terminating, prefers_here: false };
+            terminating.iter().map(with)
         };
-        hints.iter().flat_map(with_hints).collect()
+        let mut ways: Vec<Self> = hints.iter().flat_map(with_hints).collect();
+        if is_dns_of_openshift(service) {
+            ways.extend(ways.clone().into_iter().map(|way| Self { prefers_here: true, ..way }));
+        }
+        ways
     }
+}
+
+/// OpenShift SDN's kube-proxy (4.6 to 4.17) sends the cluster's DNS to the local endpoint: the patch "Prefer local
+/// endpoint for cluster DNS service" in openshift/sdn.
+fn is_dns_of_openshift(service: &Service) -> bool {
+    (&*service.key.namespace, &*service.key.name) == ("openshift-dns", "dns-default")
 }
 
 /// The endpoints as kube-proxy sorts them, and as it may sort them if they differ by its release.
@@ -108,7 +122,7 @@ pub(super) fn endpoints(
     let here = Here { node, zone: history.node(node, at).and_then(|node| node.zone.clone()) };
     let external = externally_accessible(service, port, family);
     let sorted = |sorting: Sorting| sort(&all, service, external, &here, sorting);
-    let mut ways = Sorting::of(context, &all).into_iter().map(sorted);
+    let mut ways = Sorting::of(context, service, &all).into_iter().map(sorted);
     let usual = ways.next().unwrap_or_default();
     let others = ways.filter(|other| *other != usual).collect();
     (usual, others)
@@ -135,6 +149,10 @@ fn sort(all: &[Endpoint], service: &Service, external: bool, here: &Here<'_>, so
         let ready = addresses(&|endpoint| endpoint.ready);
         let all_nodes = if ready.is_empty() { addresses(&|endpoint| drains(endpoint)) } else { ready };
         found.cluster = hinted(all, here, sorting.hints).unwrap_or(all_nodes);
+        let own = addresses(&|endpoint| endpoint.here && endpoint.ready);
+        if sorting.prefers_here && !own.is_empty() {
+            found.cluster = own;
+        }
         found.any = !found.cluster.is_empty();
     }
     if internal_local || external_local {

@@ -443,3 +443,29 @@ fn virtual_servers_of_keepalived_are_not_kube_proxys() {
     capture.addresses.push("192.0.2.100".parse().unwrap());
     assert!(is_named(&capture, &unknown));
 }
+
+#[test]
+fn dns_of_openshift_prefers_the_local_endpoint() {
+    let dns = cluster_with(|_, object| {
+        if object["metadata"]["name"] == "kube-dns" {
+            object["metadata"]["namespace"] = json!("openshift-dns");
+            object["metadata"]["name"] = json!("dns-default");
+        }
+        if object["metadata"]["labels"]["kubernetes.io/service-name"] == "kube-dns" {
+            object["metadata"]["namespace"] = json!("openshift-dns");
+            object["metadata"]["labels"]["kubernetes.io/service-name"] = json!("dns-default");
+        }
+    });
+    let only = |endpoint: &str, other: &str| {
+        let text = without(&saved("iptables"), &format!("-> {other}:53\""));
+        let with_chance =
+            format!("-> {endpoint}:53\" -m statistic --mode random --probability 0.50000000000 -j");
+        iptables_of(&text.replace(&with_chance, &format!("-> {endpoint}:53\" -j")))
+    };
+    let (local, remote) = (only("10.244.1.53", "10.244.2.53"), only("10.244.2.53", "10.244.1.53"));
+    let context = node(ProxyMode::Iptables, None);
+    assert_eq!(found(&dns, &local, &context), "");
+    assert!(found(&dns, &remote, &context).contains("no new connection goes to the endpoint 10.244.1.53:53"));
+    let lines = found(&unchanged(), &local, &context);
+    assert!(lines.contains("no new connection goes to the endpoint 10.244.2.53:53"), "{lines}");
+}
