@@ -310,8 +310,12 @@ fn no_local_endpoint(
     if class == Class::C22 {
         return finding.level(if ignored { Level::Warning } else { Level::Fault });
     }
-    let finding =
-        finding.against(EvidenceType::Api, None, "connections from this node and its Pods are exempt");
+    // A virtual server without a real server refuses every client.
+    let finding = if mode == Some(ProxyMode::Ipvs) && precedes(21) {
+        finding
+    } else {
+        finding.against(EvidenceType::Api, None, "connections from this node and its Pods are exempt")
+    };
     match service.health_check_node_port {
         // A load balancer that uses the health check sends nothing to this node.
         Some(port) => finding.level(Level::Note).against(
