@@ -34,6 +34,7 @@ mod sessions;
 
 use found::{Fault, Found};
 pub(super) use ranges::{after, before};
+use releases::Form;
 
 /// Shares that differ by less, relative to an even share, count as even: iptables writes probabilities with 31 bits.
 const SHARE_TOLERANCE: f64 = 0.01;
@@ -62,10 +63,7 @@ pub(super) struct Comparison<'a> {
     node_port_addresses: Vec<IpAddr>,
     /// `masqueradeAll`.
     masquerades_all: bool,
-    /// The bits of the mark of packets that KUBE-FIREWALL drops.
-    drop_mark: Option<u32>,
-    /// nftables mode refuses and drops the node's own connections before it translates them.
-    checks_before_translation: bool,
+    form: Form,
     found: Found,
 }
 
@@ -101,8 +99,7 @@ pub(super) fn compare(
             .settings
             .as_ref()
             .map_or_else(|| rules.masquerades_all(family), |settings| settings.masquerade_all),
-        drop_mark: rules.drop_mark(family),
-        checks_before_translation: table.is_some_and(releases::checks_before_translation),
+        form: Form::of(rules, family),
         found: Found::default(),
     };
     let of_family = expected.ports.iter().enumerate().filter(|(_, port)| port.family == family);

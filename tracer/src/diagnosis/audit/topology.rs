@@ -84,10 +84,9 @@ impl Sorting {
         let has_hints = all.iter().any(|endpoint| !endpoint.zones.is_empty() || !endpoint.nodes.is_empty());
         let hints = if has_hints { Followed::of(context.release) } else { &[Followed::Nothing] };
         let terminating: &[bool] = match context.uses_terminating {
-            Some(true) => &[true],
             Some(false) => &[false],
             None if all.iter().any(|endpoint| endpoint.drains) => &[true, false],
-            None => &[true],
+            Some(true) | None => &[true],
         };
         let with_hints = |hints: &Followed| {
             let hints = *hints;
@@ -103,7 +102,7 @@ impl Sorting {
     }
 }
 
-/// OpenShift SDN's kube-proxy (4.6 to 4.17) sends the cluster's DNS to the local endpoint: the patch "Prefer local
+/// `OpenShift` SDN's kube-proxy (4.6 to 4.17) sends the cluster's DNS to the local endpoint: the patch "Prefer local
 /// endpoint for cluster DNS service" in openshift/sdn.
 fn is_dns_of_openshift(service: &Service) -> bool {
     (&*service.key.namespace, &*service.key.name) == ("openshift-dns", "dns-default")

@@ -72,7 +72,7 @@ fn replaced(text: &str, from: &str, to: &str) -> String {
 fn with_rules(text: &str, table: &str, chain: &str, rules: &[&str]) -> String {
     let start = text.find(&format!("*{table}\n")).unwrap();
     let end = start + text[start..].find("COMMIT\n").unwrap();
-    let rules = rules.iter().map(|rule| format!("-A {chain} {rule}\n")).collect::<String>();
+    let rules = rules.iter().map(|rule| format!("-A {chain} {rule}\n")).collect::<Vec<_>>().concat();
     let (before, after) = text.split_at(end);
     let known = before[start..].contains(&format!(":{chain} "));
     let chain = if known { String::new() } else { format!(":{chain} - [0:0]\n") };
@@ -81,7 +81,7 @@ fn with_rules(text: &str, table: &str, chain: &str, rules: &[&str]) -> String {
 
 fn without(text: &str, part: &str) -> String {
     assert!(text.contains(part), "{part}");
-    text.lines().filter(|line| !line.contains(part)).map(|line| format!("{line}\n")).collect()
+    text.lines().filter(|line| !line.contains(part)).collect::<Vec<_>>().join("\n") + "\n"
 }
 
 /// With the drop of marked packets, as kube-proxy until 1.24 and the kubelet until 1.27 write it.
@@ -181,10 +181,9 @@ fn a_cluster_ip_without_local_endpoint_refuses_drops_or_marks_by_release() {
 /// The endpoints of shop/cart serve and terminate.
 fn terminate_cart(_: &str, object: &mut Value) {
     if object["metadata"]["labels"]["kubernetes.io/service-name"] == "cart" {
-        let endpoints = object["endpoints"].as_array_mut().unwrap();
-        endpoints.iter_mut().for_each(|endpoint| {
+        for endpoint in object["endpoints"].as_array_mut().unwrap() {
             endpoint["conditions"] = json!({"ready": false, "serving": true, "terminating": true});
-        });
+        }
     }
 }
 
@@ -372,7 +371,7 @@ fn ipvs_mode_with_marks_for_source_ranges_drops_the_nodes_own_connections() {
     let mut capture = IpvsCapture::worker_1();
     let mut text = capture.iptables.clone();
     for newer in ["KUBE-PROXY-FIREWALL", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-OUT-FILTER"] {
-        text = text.lines().filter(|line| !line.contains(newer)).map(|line| format!("{line}\n")).collect();
+        text = without(&text, newer);
     }
     let text = with_drop_mark(&text);
     let text = with_rules(&text, "filter", "INPUT", &["-j KUBE-FIREWALL"]);

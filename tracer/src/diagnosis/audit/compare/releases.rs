@@ -7,8 +7,9 @@ use super::{Comparison, Tried};
 use crate::{
     cluster::Via,
     diagnosis::audit::{Expectation, frame},
+    net::Family,
     node::{ProxyMode, Release},
-    rules::{Base, End, HookPoint, NFTABLES_TABLE, Origin, Table, Writer, walk::Branch},
+    rules::{Base, End, HookPoint, NFTABLES_TABLE, Origin, Ruleset, Table, Writer, walk::Branch},
 };
 
 /// The priority at which OUTPUT translates (`NF_IP_PRI_NAT_DST`).
@@ -17,8 +18,27 @@ const TRANSLATION: i32 = -100;
 /// The chains of nftables mode that refuse and drop connections to Services' addresses; the second is of 1.29.
 const CHECKS: [&str; 2] = ["service-endpoints-check", "endpoints-check"];
 
+/// What the rules of one family show about their release.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Form {
+    /// The bits of the mark of packets that KUBE-FIREWALL drops.
+    drop_mark: Option<u32>,
+    /// nftables mode refuses and drops the node's own connections before it translates them.
+    checks_before_translation: bool,
+}
+
+impl Form {
+    pub(super) fn of(rules: &Ruleset, family: Family) -> Self {
+        let table = rules.table(Writer::Nftables, family, NFTABLES_TABLE);
+        Self {
+            drop_mark: rules.drop_mark(family),
+            checks_before_translation: table.is_some_and(checks_before_translation),
+        }
+    }
+}
+
 /// Whether the node's own connections pass the check of endpoints before they are translated.
-pub(super) fn checks_before_translation(table: &Table) -> bool {
+fn checks_before_translation(table: &Table) -> bool {
     let is_early = |base: &Base| base.hook == HookPoint::Output && base.priority < TRANSLATION;
     let early = table.chains.iter().filter(|chain| chain.base.as_ref().is_some_and(is_early));
     early.into_iter().any(|chain| CHECKS.iter().any(|check| frame::has_jump(chain, check)))
@@ -60,7 +80,7 @@ impl Comparison<'_> {
     /// priority of filter-output).
     fn drops_before_translation(&self, tried: Tried<'_>) -> bool {
         let is_early = |branch: &Branch| branch.trail.iter().any(|name| CHECKS.contains(&&**name));
-        self.checks_before_translation
+        self.form.checks_before_translation
             && tried.probe.origin == Origin::Node
             && Self::lacks_local_endpoint(tried)
             && tried.fate.branches.iter().all(is_early)
@@ -69,12 +89,12 @@ impl Comparison<'_> {
     /// Until kubernetes/kubernetes#110628 ipvs mode marks connections that no source range admits. IPVS resends the
     /// node's own ones through OUTPUT, where KUBE-FIREWALL drops the mark.
     fn drops_what_ipvs_resends(&self, Tried { known, probe, .. }: Tried<'_>) -> bool {
-        let nat = || self.rules.table_of(self.family, "nat");
-        let marks = || frame::has_jump(nat()?.chain("KUBE-FIREWALL")?, "KUBE-MARK-DROP").then_some(());
+        let nat = self.rules.table_of(self.family, "nat");
+        let firewall = nat.and_then(|nat| nat.chain("KUBE-FIREWALL"));
         self.context.mode == ProxyMode::Ipvs
             && probe.origin == Origin::Node
             && !known.admits(probe.source)
-            && marks().is_some()
+            && firewall.is_some_and(|chain| frame::has_jump(chain, "KUBE-MARK-DROP"))
     }
 
     /// What to add to a report of source ranges that do not hold.
@@ -88,7 +108,7 @@ impl Comparison<'_> {
         }
     }
 
-    /// Until 1.23 iptables mode removes the endpoints of other nodes before it counts them, so that a ClusterIP without
+    /// Until 1.23 iptables mode removes the endpoints of other nodes before it counts them, so that a `ClusterIP` without
     /// an endpoint on this node refuses (`FilterEndpoints` in `pkg/proxy/topology.go`). 1.24 marks its connections for
     /// KUBE-FIREWALL (kubernetes/kubernetes#106497), and 1.25 drops them.
     fn refuses_without_local_endpoint(&self, tried: Tried<'_>, wanted: &Expectation) -> bool {
@@ -105,7 +125,7 @@ impl Comparison<'_> {
     /// it in KUBE-PROXY-FIREWALL and KUBE-EXTERNAL-SERVICES).
     pub(super) fn marked_for_drop(&self, tried: Tried<'_>) -> f64 {
         let is_routed = tried.probe.origin != Origin::Node && !tried.probe.local;
-        let Some(mark) = self.drop_mark.filter(|_| is_routed) else { return 0.0 };
+        let Some(mark) = self.form.drop_mark.filter(|_| is_routed) else { return 0.0 };
         let branches = tried.fate.branches.iter();
         branches.filter(|branch| branch.end == End::Passed && branch.mark & mark != 0).map(|b| b.weight).sum()
     }
@@ -117,6 +137,7 @@ impl Comparison<'_> {
         let passes_ext = |branch: &Branch| branch.trail.iter().any(|name| name.starts_with("KUBE-EXT-"));
         self.context.mode == ProxyMode::Iptables
             && tried.known.via == Via::ExternalIp
+            && !tried.port.is_local(Via::ExternalIp)
             && seen_as == Origin::Pod
             && !tried.fate.branches.iter().any(passes_ext)
     }
