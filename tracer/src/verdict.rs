@@ -27,6 +27,7 @@ pub struct Verdict {
     pub root_cause: Text,
     pub domain: Domain,
     pub confidence: Confidence,
+    /// `none` of an `unknown` flow: it looks healthy, and events were lost while it was watched.
     pub severity: Severity,
     /// The Service port of the flow; `null` if it went to a Pod directly.
     pub service: Option<ServiceRef>,
@@ -59,13 +60,20 @@ pub struct Verdict {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerdictKey {
     pub class: Class,
+    /// [`Verdict::has_failed`]: flows of the class `unknown` may look healthy.
+    pub has_failed: bool,
     pub service: Option<ServiceRef>,
     pub endpoint: Option<SocketAddr>,
 }
 
 impl Verdict {
     pub fn key(&self) -> VerdictKey {
-        VerdictKey { class: self.class, service: self.service.clone(), endpoint: self.flow.endpoint }
+        VerdictKey {
+            class: self.class,
+            has_failed: self.has_failed(),
+            service: self.service.clone(),
+            endpoint: self.flow.endpoint,
+        }
     }
 
     /// Brings every time in it to another clock.
@@ -88,7 +96,12 @@ impl Verdict {
 
     /// Whether the flow broke and no rule explains it.
     pub fn is_unexplained(&self) -> bool {
-        self.class == Class::Unknown
+        self.class == Class::Unknown && self.severity != Severity::None
+    }
+
+    /// Whether the flow looks healthy, but events were lost while it was watched, so that it is not called so.
+    pub fn is_healthy_near_a_loss(&self) -> bool {
+        self.class == Class::Unknown && self.severity == Severity::None
     }
 
     /// Whether the flow is a fault or broke without an explanation.

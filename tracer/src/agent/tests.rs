@@ -93,6 +93,17 @@ fn series_are_bounded_and_the_sums_stay_exact() {
 }
 
 #[test]
+fn a_healthy_flow_near_a_loss_is_unknown_and_did_not_break() {
+    let figures = shared(50);
+    figures.lock().judged(&fixture::judged(fixture::near_a_loss(40_001)));
+    let text = scrape(&figures);
+    assert!(text.contains("\nviptrace_flows_total{result=\"unknown\"} 1\n"), "{text}");
+    assert_eq!(values(&text, "viptrace_unexplained_total"), Vec::<u64>::new());
+    figures.lock().judged(&judged("cart", Class::Unknown));
+    assert_eq!(values(&scrape(&figures), "viptrace_unexplained_total"), [1]);
+}
+
+#[test]
 fn a_flow_counts_once_as_a_connection_and_a_corrected_verdict_is_counted() {
     let figures = shared(50);
     let first = judged("cart", Class::Unknown);

@@ -257,13 +257,14 @@ impl Finding {
         self
     }
 
-    /// Turns the finding into one that claims nothing, because of `reason`.
+    /// Turns the finding into one that claims nothing, because of `reason`. The severity shows whether the flow failed.
     pub(crate) fn into_unknown(mut self, reason: &str) -> Self {
-        let detail = if self.class.is_fault() {
+        let (severity, detail) = if self.class.is_fault() {
             self.related.insert(0, self.class);
-            format!("{reason}; the other evidence looks like {}: {}", self.class, self.detail)
+            let looks = format!("the other evidence looks like {}: {}", self.class, self.detail);
+            (Class::Unknown.entry().severity, format!("{reason}; {looks}"))
         } else {
-            format!("{reason}; the other evidence looks healthy: {}", self.detail)
+            (Severity::None, format!("{reason}; the other evidence looks healthy: {}", self.detail))
         };
         let domain = Class::Unknown.domain();
         let nothing = Some(Vec::new());
@@ -271,7 +272,7 @@ impl Finding {
             class: Class::Unknown,
             detail: detail.into(),
             domain,
-            severity: Severity::None,
+            severity,
             confidence: Confidence::Low,
             now: nothing.clone(),
             later: nothing,

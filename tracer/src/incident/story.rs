@@ -179,7 +179,7 @@ impl Story {
     /// Counts a flow. Returns its chapter if it failed.
     fn count(&mut self, judged: &Judged) -> Option<&mut Chapter> {
         let verdict = &judged.verdict;
-        if let Some(before) = &judged.before
+        if let Some(before) = judged.before.as_ref().filter(|before| before.has_failed)
             && let Some(chapter) = self.chapters.get_mut(&(before.class, before.service.clone()))
         {
             self.room += chapter.forget(verdict);

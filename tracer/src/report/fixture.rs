@@ -75,6 +75,21 @@ pub(crate) fn ok(port: u16) -> Verdict {
     verdict
 }
 
+/// A flow that looks healthy, and of which events were lost.
+pub(crate) fn near_a_loss(port: u16) -> Verdict {
+    let root_cause =
+        "unknown — 3 events were lost while this flow was watched; the other evidence looks healthy";
+    Verdict {
+        class: Class::Unknown,
+        domain: Domain::Unknown,
+        root_cause: root_cause.into(),
+        severity: Severity::None,
+        confidence: Confidence::Low,
+        lost_events: 3,
+        ..ok(port)
+    }
+}
+
 /// A verdict as a session first returns it.
 pub(crate) fn judged(verdict: Verdict) -> Judged {
     Judged { verdict, before: None, connect_time: None }

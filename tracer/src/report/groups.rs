@@ -43,6 +43,7 @@ enum Flows {
     Of {
         service: Option<ServiceRef>,
         class: Class,
+        has_failed: bool,
         endpoint: Option<SocketAddr>,
         node: Option<String>,
     },
@@ -52,9 +53,9 @@ enum Flows {
 
 impl GroupKey {
     fn new(key: &VerdictKey, node: Option<&str>) -> Self {
-        let VerdictKey { class, service, endpoint } = key.clone();
+        let VerdictKey { class, has_failed, service, endpoint } = key.clone();
         let node = node.map(ToOwned::to_owned);
-        Self { kind: Reverse(class.kind()), flows: Flows::Of { service, class, endpoint, node } }
+        Self { kind: Reverse(class.kind()), flows: Flows::Of { service, class, has_failed, endpoint, node } }
     }
 
     const fn others(kind: Reverse<Kind>) -> Self {

@@ -309,7 +309,7 @@ impl LiveTable {
 
 /// The counters, the most important ones first; a permanent warning has its own line.
 fn status_lines(status: &Status, columns: usize) -> Vec<String> {
-    let Counts { ok, normal, faults, unknown } = status.counts;
+    let Counts { ok, normal, faults, unknown, .. } = status.counts;
     let faults = text::count(faults, "fault");
     let mut line =
         format!("{faults}, {unknown} unknown, {ok} ok, {normal} normal, {} open", status.flows_open);

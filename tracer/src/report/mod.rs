@@ -127,12 +127,12 @@ impl Form {
 /// Which flows are shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum View {
-    /// Faults and unknown flows; in tables the healthy ones folded.
+    /// Faults and unexplained flows; in tables the healthy ones folded.
     #[default]
     Default,
     /// Every flow, healthy and normal ones as well.
     All,
-    /// Faults and unknown flows only.
+    /// Faults and unexplained flows only.
     FaultsOnly,
 }
 
@@ -144,6 +144,6 @@ impl View {
 
     /// Whether this verdict is counted in a folded line.
     fn folds(self, verdict: &Verdict) -> bool {
-        self == Self::Default && verdict.class == Class::Ok
+        self == Self::Default && (verdict.class == Class::Ok || verdict.is_healthy_near_a_loss())
     }
 }

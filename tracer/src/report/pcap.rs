@@ -214,7 +214,7 @@ pub fn summary(flows: &[ExplainedFlow]) -> String {
     for flow in flows {
         let key = match &flow.verdict {
             Some(verdict) if verdict.is_fault() => (0, label(verdict)),
-            Some(verdict) if verdict.is_unexplained() => (1, label(verdict)),
+            Some(verdict) if verdict.class == Class::Unknown => (1, label(verdict)),
             Some(verdict) if verdict.class != Class::Ok => (2, label(verdict)),
             Some(verdict) => (3, label(verdict)),
             None => (4, "not recorded".to_owned()),

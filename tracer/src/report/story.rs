@@ -264,7 +264,11 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::report::fixture::fault;
+    use crate::{
+        class::Class,
+        report::fixture::{fault, near_a_loss},
+        verdict::Verdict,
+    };
 
     /// The line of bouts in a story of flows that failed after so many seconds.
     fn bouts(seconds: &[u64]) -> Option<String> {
@@ -277,6 +281,13 @@ mod tests {
         let ending = Ending { started: began, ..Ending::default() };
         let text = render(&Story::of(verdicts, &[]), &["worker-1".into()], &ending, Paint(false));
         text.lines().find_map(|line| Some(line.strip_prefix("  bouts   ")?.to_owned()))
+    }
+
+    #[test]
+    fn a_healthy_flow_near_a_loss_has_no_chapter() {
+        let unknown = Verdict { class: Class::Unknown, ..fault() };
+        let chapters = |verdict| Story::of([verdict], &[]).chapters().len();
+        assert_eq!((chapters(unknown), chapters(near_a_loss(1))), (1, 0));
     }
 
     #[test]

@@ -44,8 +44,8 @@ fn overview(out: &mut String, paint: Paint, counts: Counts, ending: &Ending) {
     heading(out, paint, "Summary");
     let seconds = ending.ended.since(ending.started).as_secs_f64();
     line(out, &format!("{} in {seconds:.1} s", count(counts.total(), "flow")));
-    let unexplained = |unknown| format!("{} without an explanation", count(unknown, "flow"));
-    let (style, text) = match (counts.faults, counts.unknown) {
+    let unexplained = |broken| format!("{} without an explanation", count(broken, "flow"));
+    let (style, text) = match (counts.faults, counts.unexplained) {
         (0, 0) if counts.total() == 0 => (Style::Unknown, "no Service traffic was observed".to_owned()),
         (0, 0) if ending.lost_events + ending.suppressed_events > 0 => {
             (Style::Unknown, "no fault observed, but events were lost: not proof of health".to_owned())
@@ -54,10 +54,10 @@ fn overview(out: &mut String, paint: Paint, counts: Counts, ending: &Ending) {
             (Style::Unknown, "no fault observed, but flows were evicted: not proof of health".to_owned())
         }
         (0, 0) => (Style::Good, "no fault".to_owned()),
-        (0, unknown) => (Style::Unknown, format!("no fault observed, {}", unexplained(unknown))),
+        (0, broken) => (Style::Unknown, format!("no fault observed, {}", unexplained(broken))),
         (faults, 0) => (Style::Fault, count(faults, "faulty flow")),
-        (faults, unknown) => {
-            (Style::Fault, format!("{}, {}", count(faults, "faulty flow"), unexplained(unknown)))
+        (faults, broken) => {
+            (Style::Fault, format!("{}, {}", count(faults, "faulty flow"), unexplained(broken)))
         }
     };
     line(out, &paint.text(style, &text));
@@ -80,19 +80,19 @@ fn class_table(out: &mut String, paint: Paint, summary: &Summary) {
 
 fn service_table(out: &mut String, paint: Paint, summary: &Summary) {
     let mut broken: Vec<_> =
-        summary.services().filter(|(_, counts)| counts.faults + counts.unknown > 0).collect();
+        summary.services().filter(|(_, counts)| counts.faults + counts.unexplained > 0).collect();
     if broken.is_empty() {
         return;
     }
-    broken.sort_by_key(|(_, counts)| Reverse((counts.faults, counts.unknown)));
+    broken.sort_by_key(|(_, counts)| Reverse((counts.faults, counts.unexplained)));
     heading(out, paint, "Affected Services");
     let rows = broken.iter().map(|(service, counts)| {
         let failed = format!("{} of {} failed", counts.faults, count(counts.total(), "flow"));
-        let unknown = match counts.unknown {
+        let unexplained = match counts.unexplained {
             0 => String::new(),
-            unknown => format!(", {unknown} without an explanation"),
+            broken => format!(", {broken} without an explanation"),
         };
-        [safe(&service.to_string()).into_owned(), failed + &unknown]
+        [safe(&service.to_string()).into_owned(), failed + &unexplained]
     });
     table(out, rows.collect(), &[Align::Left, Align::Left]);
 }
@@ -290,10 +290,10 @@ fn table<const N: usize>(out: &mut String, rows: Vec<[String; N]>, align: &[Alig
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{sync::Arc, time::Duration};
 
     use super::*;
-    use crate::{report::fixture, session::Judged, time::Timestamp};
+    use crate::{class::Severity, report::fixture, session::Judged, time::Timestamp, verdict::Verdict};
 
     #[test]
     fn silence_and_loss_are_not_health() {
@@ -311,5 +311,27 @@ mod tests {
         ending.metadata_age = Some(Duration::from_secs(3));
         ending.gaps = vec!["nf_ct_resolve_clash\u{1b}: not in this kernel".into()];
         fixture::snapshot("summary_of_losses", &render(&summary, &ending, Paint(false)));
+    }
+
+    #[test]
+    fn a_healthy_flow_near_a_loss_has_not_failed() {
+        let mut summary = Summary::default();
+        let unknown = fixture::near_a_loss(1);
+        summary.add(&fixture::judged(unknown.clone()));
+        let ending = Ending { lost_events: 3, ..Ending::default() };
+        let text = render(&summary, &ending, Paint(false));
+        assert!(text.contains("no fault observed, but events were lost: not proof of health"), "{text}");
+        assert!(text.contains("1  unknown"), "{text}");
+        assert!(!text.contains("Affected Services") && !text.contains("First cause"), "{text}");
+        // It fails after all, and no rule explains it.
+        let broken = Verdict { severity: Severity::Low, ..unknown.clone() };
+        summary.add(&Judged { before: Some(Arc::new(unknown.key())), ..fixture::judged(broken.clone()) });
+        let text = render(&summary, &ending, Paint(false));
+        assert!(text.contains("no fault observed, 1 flow without an explanation"), "{text}");
+        assert!(text.contains("0 of 1 flow failed, 1 without an explanation"), "{text}");
+        // The end of the failure leaves the other flows that failed the same way.
+        summary.add(&fixture::judged(broken));
+        summary.add(&Judged { before: Some(Arc::new(unknown.key())), ..fixture::judged(fixture::ok(1)) });
+        assert_eq!((summary.causes()[0].flows, summary.counts().unexplained), (2, 2));
     }
 }

@@ -232,7 +232,7 @@ impl State {
     fn services(&self) -> Vec<(&ServiceRef, Counts)> {
         let mut services: Vec<_> = self.summary.services().collect();
         services.sort_by(|(name, counts), (other_name, other)| {
-            let failed = |counts: &Counts| Reverse((counts.faults, counts.unknown));
+            let failed = |counts: &Counts| Reverse((counts.faults, counts.unexplained));
             failed(counts).cmp(&failed(other)).then_with(|| name.cmp(other_name))
         });
         services

@@ -42,12 +42,13 @@ pub fn text(why: &Why, paint: Paint, wide: bool) -> String {
     if flows.total() > 0 {
         let _ = writeln!(
             out,
-            "\n{} of the Service observed: {} ok, {} normal, {} faulty, {} unexplained",
+            "\n{} of the Service observed: {} ok, {} normal, {} faulty, {} unexplained{}",
             count(flows.total(), "connection"),
             flows.ok,
             flows.normal,
             flows.faults,
-            flows.unknown
+            flows.unexplained,
+            near_a_loss(flows.unknown.saturating_sub(flows.unexplained))
         );
     }
     if !why.also.is_empty() {
@@ -58,6 +59,11 @@ pub fn text(why: &Why, paint: Paint, wide: bool) -> String {
     }
     write_gaps(&mut out, why, paint, wide);
     out
+}
+
+/// The end of the line about flows that look healthy, and of which events were lost.
+fn near_a_loss(flows: u64) -> String {
+    if flows == 0 { String::new() } else { format!(", {flows} uncertain: events were lost") }
 }
 
 fn write_cause(out: &mut String, cause: &FirstCause, paint: Paint) {

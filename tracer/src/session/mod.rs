@@ -648,7 +648,10 @@ impl Pipeline {
             .lasting
             .filter(|_| self.settings.detail == Detail::Faults && flow.revision <= 1 && !has_changed);
         // An equal verdict is not reported again, so that the flow stays counted under the earlier one.
-        let as_before = before.as_ref().filter(|before| before.class == verdict.class);
+        let is_equal = |before: &&Arc<VerdictKey>| {
+            before.class == verdict.class && before.has_failed == verdict.has_failed()
+        };
+        let as_before = before.as_ref().filter(is_equal);
         if lasting.is_some() || flow.may_follow() {
             let key = as_before.map_or_else(|| Arc::new(verdict.key()), Arc::clone);
             if flow.may_follow() {

@@ -37,12 +37,15 @@ pub struct Counts {
     pub normal: u64,
     pub faults: u64,
     pub unknown: u64,
+    /// The unknown ones that failed. The others look healthy, and events were lost while they were watched.
+    #[serde(skip)]
+    pub unexplained: u64,
 }
 
 impl Counts {
-    fn of(classes: &BTreeMap<Class, u64>) -> Self {
-        let mut counts = Self::default();
-        for (class, count) in classes {
+    fn of(flows: &Flows) -> Self {
+        let mut counts = Self { unexplained: flows.unexplained, ..Self::default() };
+        for (class, count) in &flows.of_class {
             *match class.kind() {
                 Kind::Ok => &mut counts.ok,
                 Kind::Normal => &mut counts.normal,
@@ -58,6 +61,32 @@ impl Counts {
     }
 }
 
+/// The number of flows in each class, and of the unknown ones that failed.
+#[derive(Clone, Debug, Default)]
+struct Flows {
+    of_class: BTreeMap<Class, u64>,
+    unexplained: u64,
+}
+
+impl Flows {
+    fn add(&mut self, verdict: &Verdict, count: u64) {
+        *self.of_class.entry(verdict.class).or_default() += count;
+        if verdict.is_unexplained() {
+            self.unexplained += count;
+        }
+    }
+
+    fn take_back(&mut self, key: &VerdictKey) {
+        if let Some(count) = self.of_class.get_mut(&key.class) {
+            *count = count.saturating_sub(1);
+        }
+        self.of_class.retain(|_, count| *count > 0);
+        if key.class == Class::Unknown && key.has_failed {
+            self.unexplained = self.unexplained.saturating_sub(1);
+        }
+    }
+}
+
 /// One cause of one Service.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cause {
@@ -70,8 +99,8 @@ pub struct Cause {
 /// Verdicts so far. Bounded: the number of classes is fixed, causes and Services are capped.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
-    classes: BTreeMap<Class, u64>,
-    services: BTreeMap<ServiceRef, BTreeMap<Class, u64>>,
+    flows: Flows,
+    services: BTreeMap<ServiceRef, Flows>,
     causes: BTreeMap<(Class, Option<ServiceRef>), Cause>,
     latencies: Latencies,
     unjudged: BTreeMap<Option<ServiceRef>, u64>,
@@ -127,25 +156,22 @@ impl Summary {
     }
 
     fn count(&mut self, verdict: &Verdict, count: u64) {
-        *self.classes.entry(verdict.class).or_default() += count;
+        self.flows.add(verdict, count);
         let Some(service) = &verdict.service else { return };
         if let Some(known) = self.services.get_mut(service) {
-            *known.entry(verdict.class).or_default() += count;
+            known.add(verdict, count);
         } else if self.services.len() < MAX_SERVICES {
-            self.services.insert(service.clone(), BTreeMap::from([(verdict.class, count)]));
+            self.services.entry(service.clone()).or_default().add(verdict, count);
         }
     }
 
     fn take_back(&mut self, key: &VerdictKey) {
-        let one_less = |classes: &mut BTreeMap<Class, u64>| {
-            if let Some(count) = classes.get_mut(&key.class) {
-                *count = count.saturating_sub(1);
-            }
-            classes.retain(|_, count| *count > 0);
-        };
-        one_less(&mut self.classes);
-        if let Some(classes) = key.service.as_ref().and_then(|service| self.services.get_mut(service)) {
-            one_less(classes);
+        self.flows.take_back(key);
+        if let Some(flows) = key.service.as_ref().and_then(|service| self.services.get_mut(service)) {
+            flows.take_back(key);
+        }
+        if !key.has_failed {
+            return;
         }
         let cause = (key.class, key.service.clone());
         if let Some(known) = self.causes.get_mut(&cause) {
@@ -158,17 +184,17 @@ impl Summary {
 
     /// All flows.
     pub fn counts(&self) -> Counts {
-        Counts::of(&self.classes)
+        Counts::of(&self.flows)
     }
 
     /// The number of flows in each class.
     pub fn classes(&self) -> impl Iterator<Item = (Class, u64)> {
-        self.classes.iter().map(|(class, count)| (*class, *count))
+        self.flows.of_class.iter().map(|(class, count)| (*class, *count))
     }
 
     /// The flows of each Service port.
     pub fn services(&self) -> impl Iterator<Item = (&ServiceRef, Counts)> {
-        self.services.iter().map(|(service, classes)| (service, Counts::of(classes)))
+        self.services.iter().map(|(service, flows)| (service, Counts::of(flows)))
     }
 
     /// The causes in the order in which to examine them.

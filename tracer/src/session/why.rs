@@ -398,14 +398,18 @@ fn without_cause(
 ) -> String {
     let established = probes.iter().filter(|probe| probe.is_established).count();
     match state {
-        State::Unknown if counts.unknown > 0 => format!(
+        State::Unknown if counts.unexplained > 0 => format!(
             "{service}: {} failed, and nothing that was observed explains it",
-            count(counts.unknown, "connection")
+            count(counts.unexplained, "connection")
         ),
         State::Unknown if probes.len() > established => format!(
             "{service}: {} of {} failed, and nothing that was observed explains it",
             probes.len() - established,
             count(probes.len(), "probe")
+        ),
+        State::Unknown if counts.unknown > 0 => format!(
+            "no fault of {service} was found, but events of {} were lost",
+            count(counts.unknown, "connection")
         ),
         State::Unknown => format!("no fault of {service} was found, but {}", check.summary),
         _ => {
@@ -616,6 +620,17 @@ mod tests {
         assert_eq!(
             why(check(Vec::new()), &[], ok, Vec::new()).summary,
             "nothing wrong with shop/cart was found; 3 connections succeeded"
+        );
+        let near_a_loss = why(check(Vec::new()), &[], Counts { unknown: 2, ..Counts::default() }, Vec::new());
+        assert_eq!(near_a_loss.state, State::Unknown);
+        assert_eq!(
+            near_a_loss.summary,
+            "no fault of shop/cart was found, but events of 2 connections were lost"
+        );
+        let broken = Counts { unknown: 2, unexplained: 1, ..Counts::default() };
+        assert_eq!(
+            why(check(Vec::new()), &[], broken, Vec::new()).summary,
+            "shop/cart: 1 connection failed, and nothing that was observed explains it"
         );
         let silent = why(check(Vec::new()), &[], Counts::default(), Vec::new());
         assert!(silent.summary.ends_with("none of its connections was observed: --probe makes one"));

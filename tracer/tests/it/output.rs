@@ -91,11 +91,16 @@ fn pages_of_incidents() {
         let end = transcript.find("</html>").unwrap() + "</html>".len();
         let options = ParsingOptions { allow_dtd: true, ..ParsingOptions::default() };
         let document = Document::parse_with_options(&transcript[begin..end], options).unwrap();
-        for id in ["timeline", "cause-1", "not-known", "recordings", "classes"] {
-            assert!(document.descendants().any(|node| node.attribute("id") == Some(id)), "{name}: {id}");
+        // Near a loss no flow is called healthy, and none of this recording broke.
+        let has_causes = name != "debian-6.12-recording-losses";
+        for (id, is_due) in
+            [("timeline", has_causes), ("cause-1", has_causes), ("not-known", true), ("recordings", true)]
+        {
+            let has = document.descendants().any(|node| node.attribute("id") == Some(id));
+            assert_eq!(has, is_due, "{name}: {id}");
         }
         let records = document.descendants().filter(|node| node.attribute("class") == Some("json")).count();
-        assert!(records > 0, "{name}");
+        assert_eq!(records > 0, has_causes, "{name}");
     }
     let command = format!("replay {}.viptrace -o html", names[0]);
     assert_snapshot!(terminal.run_into(&command, "/dev/ptmx"));

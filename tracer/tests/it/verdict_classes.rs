@@ -539,6 +539,8 @@ fn flows_with_losses_are_never_healthy() {
     let verdict = world.judge(&flow).unwrap();
     assert_eq!((verdict.class, verdict.lost_events), (Class::Unknown, 3));
     assert!(verdict.root_cause.contains("3 events were lost"));
+    // It is not called healthy, and it did not break.
+    assert!(verdict.is_healthy_near_a_loss() && !verdict.is_unexplained(), "{verdict:#?}");
 }
 
 #[test]

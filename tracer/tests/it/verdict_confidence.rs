@@ -143,6 +143,7 @@ fn with_lost_events_no_verdict_is_certain() {
         // Nothing is called healthy, and nothing else becomes a fault.
         assert!(verdict.class != Class::Ok && verdict.class != Class::N8, "{class}");
         assert!(whole.is_fault() || !verdict.is_fault(), "{class}: {verdict:#?}");
+        assert_eq!(verdict.is_fault() || verdict.is_unexplained(), whole.is_fault(), "{class}: {verdict:#?}");
     }
 }
 

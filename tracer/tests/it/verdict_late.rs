@@ -268,6 +268,7 @@ fn near_a_loss_no_cause_is_named_only_because_no_event_shows_another() {
         let verdict = with_losses(&world, silence);
         assert_eq!((verdict.class, verdict.confidence), (Class::Unknown, Confidence::Low));
         assert!(verdict.root_cause.contains(&format!("looks like {class}")), "{}", verdict.root_cause);
+        assert!(verdict.is_unexplained(), "{verdict:#?}");
         assert!(verdict.cross_reference.contains(&class.id().into()), "{verdict:#?}");
     }
     // An event shows the cause: only the confidence is less.
@@ -288,6 +289,22 @@ fn near_a_loss_no_cause_is_named_only_because_no_event_shows_another() {
     assert_ne!(with_losses(&world, partial).class, Class::C7);
     // An answered connection had an endpoint, also if its decision was not observed.
     assert_ne!(world.verdict(falls_silent(to_cart(), 71_000), 100_000).class, Class::C20);
+}
+
+/// A flow that looks healthy and one that broke have the same class near a loss.
+#[test]
+fn a_flow_near_a_loss_that_breaks_later_has_a_second_verdict() {
+    let world = World::new();
+    let mut pipeline = pipeline(&world);
+    pipeline.observe(to_cart().confirm(10_000).out);
+    pipeline.lost(3, at(10_000), at(10_001));
+    let mut judged = pipeline.advance(at(30_000)).judged;
+    let retries = [41_000, 42_000, 44_000, 48_000];
+    let silent = retries.iter().fold(to_cart(), |script, ms| script.retransmit(*ms, TcpState::SynSent));
+    pipeline.observe(silent.out);
+    judged.extend(pipeline.advance(at(90_000)).judged);
+    assert_eq!(classes(&judged), [(None, Class::Unknown), (Some(Class::Unknown), Class::Unknown)]);
+    assert_eq!(judged.iter().map(|it| it.verdict.is_unexplained()).collect::<Vec<_>>(), [false, true]);
 }
 
 #[test]

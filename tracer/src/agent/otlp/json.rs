@@ -168,3 +168,20 @@ pub(super) fn rejected(signal: Signal, answer: &[u8]) -> u64 {
     let of_text = |count: &Value| count.as_str().and_then(|count| count.parse().ok());
     count.and_then(|count| count.as_u64().or_else(|| of_text(count))).unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{class::Class, report::fixture};
+
+    #[test]
+    fn only_a_flow_that_broke_is_a_warning() {
+        let severity = |verdict: &Verdict| -> Value {
+            let record: Value = serde_json::from_str(&log_record(verdict, "{}", verdict.time)).unwrap();
+            record["severityText"].clone()
+        };
+        assert_eq!(severity(&fixture::fault()), "ERROR");
+        assert_eq!(severity(&Verdict { class: Class::Unknown, ..fixture::fault() }), "WARN");
+        assert_eq!(severity(&fixture::near_a_loss(40_001)), "INFO");
+    }
+}

@@ -10,7 +10,7 @@ use std::{
 
 use super::*;
 use crate::{
-    class::Class,
+    class::{Class, Severity},
     recording::{Player, Step},
     report::{
         Output, Report, View,
@@ -255,6 +255,17 @@ fn a_revised_flow_replaces_its_line() {
     let text = bench.tick();
     let row = text.lines().find(|line| line.contains("shop/checkout"));
     assert!(row.is_some_and(|row| row.contains(" ok ")), "{text}");
+}
+
+#[test]
+fn healthy_flows_near_a_loss_share_a_line_apart_from_those_that_broke() {
+    let mut bench = Bench::new(EACH, 140, 24);
+    let near_a_loss = fixture::near_a_loss(1);
+    bench.show(&near_a_loss);
+    bench.show(&fixture::near_a_loss(2));
+    bench.show(&Verdict { severity: Severity::Low, ..near_a_loss });
+    let text = bench.tick();
+    assert_eq!(text.matches("unknown ").count(), 2, "{text}");
 }
 
 #[test]

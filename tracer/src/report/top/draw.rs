@@ -72,7 +72,7 @@ fn look(style: Style, paint: Paint) -> Look {
 
 /// The flows so far. Losses and the age of the metadata come first in [`remarks`].
 fn title(state: &State) -> String {
-    let Counts { ok, normal, faults, unknown } = state.status.counts;
+    let Counts { ok, normal, faults, unknown, .. } = state.status.counts;
     let open = state.status.flows_open;
     let faults = count(faults, "fault");
     format!("{faults}, {unknown} unknown, {ok} ok, {normal} normal, {open} open | {}", state.title)
@@ -115,7 +115,7 @@ fn draw_lists(frame: &mut Frame<'_>, area: Rect, state: &State, paint: Paint) {
     let heading = line("SERVICE", ["FAULTS", "UNKNOWN", "NORMAL", "OK"].map(ToOwned::to_owned));
     let selected = state.selected_service(&services);
     let row = |(service, counts): &(&ServiceRef, Counts)| {
-        let Counts { ok, normal, faults, unknown } = *counts;
+        let Counts { ok, normal, faults, unknown, .. } = *counts;
         let text = line(&safe(&service.to_string()), [faults, unknown, normal, ok].map(|it| it.to_string()));
         let style = match counts {
             Counts { faults: 1.., .. } => Style::Fault,
