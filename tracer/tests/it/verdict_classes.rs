@@ -351,6 +351,24 @@ fn c21_and_c22_local_policies_without_a_local_endpoint() {
     assert_eq!(world.verdict(dropped(Script::new(CLIENT, balanced, None)), 70_000).class, Class::C21);
 }
 
+/// Before 1.24 the port counts as one without endpoints; since then the same refusal may be a rule that was left.
+#[test]
+fn c22_a_refusal_by_design_is_no_failed_sync() {
+    let mut world = World::new();
+    world.shop.cart.internal_traffic_policy = TrafficPolicy::Local;
+    world.shop.serves_elsewhere();
+    world.node.rules = Rules::Vip(RuleEffect::Refuses);
+    let refused = || untranslated().unreach(60_000, 3).connect_failed(60_001);
+    for (version, confidence) in [("v1.23.17", Confidence::High), ("v1.30.5", Confidence::Medium)] {
+        world.node.version = version;
+        let verdict = world.verdict(refused(), 70_000);
+        assert_eq!((verdict.class, verdict.confidence), (Class::C22, confidence), "{version}");
+        assert!(verdict.root_cause.ends_with("its packets are refused"), "{}", verdict.root_cause);
+    }
+    world.shop.ready(OTHER, 30_000);
+    assert_eq!(world.verdict(refused(), 70_000).class, Class::C4);
+}
+
 /// Linux 5.10 reports the drop without its reason.
 #[test]
 fn a_drop_without_a_reason_is_the_local_policys_if_it_must_drop() {

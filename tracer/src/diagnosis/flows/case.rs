@@ -127,9 +127,7 @@ impl<'a> Case<'a> {
         drops.clone().find(|drop| drop.is("NETFILTER_DROP")).or_else(|| {
             let nameless =
                 drops.find(|drop| drop.reason.is_none() && drop.opening && drop.stage == Stage::Before)?;
-            let is_due = self.endpoint.is_none()
-                && self.vip.is_local()
-                && self.usable().is_some_and(|usable| usable.local == Some(0));
+            let is_due = self.endpoint.is_none() && self.has_no_local_endpoint();
             is_due.then_some(nameless)
         })
     }
@@ -240,6 +238,11 @@ impl<'a> Case<'a> {
     /// Whether the API has usable endpoints; `None` if unknown.
     pub(super) fn has_usable(&self) -> Option<bool> {
         self.usable().map(|usable| usable.count > 0)
+    }
+
+    /// Whether a Local policy keeps the traffic on this node, which is known to have no endpoint.
+    pub(super) fn has_no_local_endpoint(&self) -> bool {
+        self.vip.is_local() && self.usable().is_some_and(|usable| usable.local == Some(0))
     }
 
     /// Whether the event is so recent before the decision that kube-proxy may still be processing it.

@@ -16,13 +16,17 @@ use crate::{
 /// C4, or C5 within the grace.
 /// Mechanism: the rule "no endpoints" still exists although the API has some: kube-proxy's sync failed, or is late.
 /// For: a refusal before any endpoint was chosen, and usable endpoints in the API.
-/// Against: endpoints younger than the grace: then it is lag, which resolves itself.
+/// Against: endpoints younger than the grace: then it is lag, which resolves itself. A Local policy without an endpoint on
+/// this node is excluded: old releases refuse by design (C22).
 pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
     let refusal = case.trouble()?.refusal.filter(|refusal| refusal.kind != RefusalKind::NoDestination)?;
     if refusal.stage != Stage::Before || case.endpoint.is_some() || !case.failed() {
         return None;
     }
     let usable = case.usable().filter(|usable| usable.count > 0)?;
+    if case.has_no_local_endpoint() {
+        return None;
+    }
     if case.within_grace(usable.since) {
         return Some(lag(
             case,

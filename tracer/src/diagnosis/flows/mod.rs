@@ -135,7 +135,7 @@ macro_rules! rule {
 }
 
 /// The first rule that applies explains the flow.
-const RULES: [FlowRule; 42] = [
+const RULES: [FlowRule; 43] = [
     rule!(conntrack::table_full, &[Class::C16]),
     rule!(conntrack::insertion_failed, &[Class::C17, Class::C17a]),
     rule!(stale_endpoints::stale_entry, &[Class::C8]),
@@ -169,6 +169,7 @@ const RULES: [FlowRule; 42] = [
     rule!(network_policy::dropped_without_reason, &[Class::C30]),
     rule!(no_endpoints::unanswered, &[Class::C20, Class::N19]),
     rule!(service_config::node_port_not_here, &[Class::C26]),
+    rule!(service_config::forwarded_by_policy, &[Class::C21]),
     rule!(
         iptables_sync::untranslated,
         &[Class::C1, Class::C5, Class::C5b, Class::C5e, Class::C11, Class::Unknown]

@@ -7,9 +7,10 @@ use super::{Case, Context, Finding, rules_of_endpoint, text::length};
 use crate::{
     class::{Class, Confidence, Severity, action},
     cluster::{Key, Via},
-    flow::{Decision, Flow, Outcome},
-    node::{ProxyMode, RuleEffect},
+    flow::{Decision, Flow, Outcome, RefusalKind, Stage},
+    node::{ProxyMode, Release, RuleEffect},
     time::Timestamp,
+    verdict::EvidenceType,
 };
 
 /// C5c.
@@ -277,44 +278,117 @@ fn at_loopback(case: &Case<'_>, missing: bool) -> Option<Finding> {
     Some(finding)
 }
 
+/// The releases of kube-proxy in iptables mode that drop what a Local policy leaves without an endpoint; older ones refuse
+/// it inside the cluster: `FilterEndpoints` of `pkg/proxy/topology.go` removes the endpoints of other nodes, and the port
+/// counts as one without endpoints (kubernetes/kubernetes#106497).
+const DROPS_SINCE: Release = Release(1, 24);
+
 /// C21 (external), C22 (internal).
 /// Mechanism: under a Local policy kube-proxy drops packets that arrive on a node without a local endpoint: a timeout,
-/// not a refusal (kubernetes/kubernetes#121371).
-/// For: a rule's drop before any endpoint was chosen, a Local policy, and no endpoint on this node.
+/// not a refusal (kubernetes/kubernetes#121371). Releases before 1.24 refuse them inside the cluster.
+/// For: a rule's drop or refusal before any endpoint was chosen, a Local policy, and no endpoint on this node.
 /// Against: a load balancer that respects the health check port never sends here.
 pub(super) fn no_local_endpoint(case: &Case<'_>) -> Option<Finding> {
     if !case.vip.is_local() || case.endpoint.is_some() || !case.failed() {
         return None;
     }
-    let drop = case.rule_drop()?;
     let local = case.usable().and_then(|usable| usable.local);
     if local.is_some_and(|local| local > 0) {
         return None;
     }
-    let external = case.vip.via != Via::ClusterIp;
-    let (class, policy) =
-        if external { (Class::C21, "externalTrafficPolicy") } else { (Class::C22, "internalTrafficPolicy") };
-    let mut finding = Finding::new(
-        class,
-        format!(
-            "{policy} is Local and {} has no endpoint on this node: its packets are dropped",
-            case.name()
-        ),
-    )
-    .confidence(if local == Some(0) && drop.reason.is_some() { Confidence::High } else { Confidence::Medium })
-    .api(None, format!("{} in the cluster, none of them on this node", case.usable_count()));
+    if case.has_no_local_endpoint() && is_refused(case) {
+        return Some(refused_by_policy(case));
+    }
+    let drop = case.rule_drop()?;
+    let mut finding = of_local_policy(case, "its packets are dropped").confidence(
+        if local == Some(0) && drop.reason.is_some() { Confidence::High } else { Confidence::Medium },
+    );
     if drop.reason.is_none() {
         finding = finding.unobserved("the drop's reason: this kernel gives none");
     }
     if local.is_none() {
         finding = finding.unobserved("the endpoints on this node: its name is unknown");
     }
-    if external {
-        finding = finding
-            .unobserved(
-                "whether the client is a load balancer that checks this node (N2): its checks have a rhythm",
-            )
-            .related(&[Class::N2]);
-    }
     Some(finding.with_effect(case, RuleEffect::Drops))
+}
+
+/// Whether a rule refused a packet before any endpoint was chosen.
+fn is_refused(case: &Case<'_>) -> bool {
+    let refusal = case.trouble().and_then(|trouble| trouble.refusal);
+    refusal
+        .is_some_and(|refusal| refusal.stage == Stage::Before && refusal.kind != RefusalKind::NoDestination)
+}
+
+/// For: kube-proxy's release refuses by design.
+/// Against: a newer one drops, so that a rule of a time without any endpoint looks the same (C4).
+fn refused_by_policy(case: &Case<'_>) -> Finding {
+    let node = case.ctx.node;
+    let release = node.version.as_deref().and_then(Release::parse);
+    let finding = of_local_policy(case, "its packets are refused").with_effect(case, RuleEffect::Refuses);
+    match release.filter(|release| *release < DROPS_SINCE) {
+        Some(_) => finding,
+        None => finding
+            .confidence(Confidence::Medium)
+            .against(
+                EvidenceType::Node,
+                node.read_at(),
+                "kube-proxy drops such packets since 1.24: the rule may be left from a time without any endpoint (C4)",
+            )
+            .related(&[Class::C4]),
+    }
+}
+
+/// C21 in iptables mode of kube-proxy 1.20 to 1.24, where the packet is neither translated nor dropped.
+/// Mechanism: the chain `KUBE-XLB-` jumps to KUBE-MARK-DROP (`pkg/proxy/iptables/proxier.go`), and the kubelet's
+/// KUBE-FIREWALL drops marked packets in INPUT and OUTPUT only (`syncNetworkUtil` of
+/// `pkg/kubelet/kubelet_network_linux.go`). A load balancer's address is none of the node's, so that its packets are
+/// forwarded as they came.
+/// For: a null binding, the external policy Local, no endpoint on this node, and rules that translate the address for other
+/// clients and not for this one.
+/// Against: an answer, which shows that the load balancer itself served the connection.
+pub(super) fn forwarded_by_policy(case: &Case<'_>) -> Option<Finding> {
+    let is_untranslated = case.failed()
+        && case.untranslated()
+        && !case.is_ipvs()
+        && !case.flow.was_answered()
+        && case.rule_drop().is_none()
+        && case.other_nodes_port().is_none();
+    if !is_untranslated || case.vip.via == Via::ClusterIp || !case.has_no_local_endpoint() {
+        return None;
+    }
+    let usable = case.usable().filter(|usable| usable.count > 0)?;
+    if case.within_grace(usable.since) {
+        return None;
+    }
+    let (node, asked, client) = (case.ctx.node, case.vip.addr, case.flow.orig.src.ip());
+    let protocol = case.vip.port.protocol;
+    let for_client = node.effects(asked, protocol, client);
+    let is_for_others = node.rule(asked, protocol) == Some(RuleEffect::Forwards);
+    if !is_for_others || for_client.iter().any(|effect| effect.rule == RuleEffect::Forwards) {
+        return None;
+    }
+    Some(of_local_policy(case, "its rules leave the packets untranslated").node(
+        node.read_at(),
+        format!("the rules for {asked} translate connections of other clients, and not of {client}"),
+    ))
+}
+
+/// The class of a Local policy without an endpoint on this node, and the `effect` on the packets.
+fn of_local_policy(case: &Case<'_>, effect: &str) -> Finding {
+    let external = case.vip.via != Via::ClusterIp;
+    let (class, policy) =
+        if external { (Class::C21, "externalTrafficPolicy") } else { (Class::C22, "internalTrafficPolicy") };
+    let finding = Finding::new(
+        class,
+        format!("{policy} is Local and {} has no endpoint on this node: {effect}", case.name()),
+    )
+    .api(None, format!("{} in the cluster, none of them on this node", case.usable_count()));
+    if !external {
+        return finding;
+    }
+    finding
+        .unobserved(
+            "whether the client is a load balancer that checks this node (N2): its checks have a rhythm",
+        )
+        .related(&[Class::N2])
 }

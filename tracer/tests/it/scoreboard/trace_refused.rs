@@ -140,6 +140,11 @@ fn refused() -> Group<Traced> {
         case_in(&[Ipvs], Class::C21, "the same, and the event of the drop is missing", |mode| {
             local_refusal(mode, Via::NodePort, NODE_PORT, without_drops)
         }),
+        case_in(&[Iptables], Class::C22, "internal policy Local, and an old kube-proxy refuses", |mode| {
+            let mut world = with_rules(local(mode, Via::ClusterIp, VIP), RuleEffect::Refuses);
+            world.node.version = "v1.23.17";
+            Traced::of(world, refused_by_rules(mode, untranslated()))
+        }),
         case_in(BY_RULE, Class::C30, "a firewall rejects with its own code", |mode| {
             Traced::of(world(mode), untranslated().unreach(60_000, 13).connect_failed(60_001))
         }),
@@ -170,7 +175,7 @@ fn without_drops(mut script: Script) -> Script {
 }
 
 /// cart with policies Local and its endpoint on another node.
-fn local(mode: ProxyMode, via: Via, address: &str) -> World {
+pub(super) fn local(mode: ProxyMode, via: Via, address: &str) -> World {
     let mut world = reached_by(mode, via, address);
     world.shop.cart.internal_traffic_policy = TrafficPolicy::Local;
     world.shop.cart.external_traffic_policy = TrafficPolicy::Local;

@@ -6,8 +6,8 @@ use viptrace::{
         Via,
         model::{Object, Service, ServiceType},
     },
-    net::Cidr,
-    node::{ProxyMode, RuleEffect},
+    net::{Cidr, Protocol},
+    node::{ProxyMode, RuleEffect, capture::Kind},
     sighting::{Fact, TcpState},
 };
 
@@ -15,14 +15,15 @@ use super::{
     Iptables, Ipvs, Nftables,
     case::{Group, case, case_in},
     constructed::{
-        LOAD_BALANCER, NODE_PORT, OTHER, Traced, cart, flows, reached_by, untranslated, with_rules, world,
-        world_of,
+        LOAD_BALANCER, NODE_PORT, OTHER, OUTSIDE, Traced, cart, flows, reached_by, untranslated, with_rules,
+        world, world_of,
     },
+    trace_refused::local,
 };
 use crate::{
     cluster_support::{READY, Shop, endpoint, service, slice},
     flow_support::{CLIENT, CLIENT_NS, EP, NODE, Script, VIP, World, addr},
-    node_support::Rules,
+    node_support::{Rules, iptables},
 };
 
 pub(super) fn groups() -> Vec<Group<Traced>> {
@@ -53,6 +54,33 @@ const NEVER_WRITTEN: &str = "kubeproxy_sync_proxy_rules_last_queued_timestamp_se
 fn without_rules(mode: ProxyMode) -> World {
     let mut world = world(mode);
     world.node.rules = Rules::Nothing;
+    world
+}
+
+/// cart with the policy Local and its endpoint on another node, and the rules of kube-proxy 1.22 for its load balancer's
+/// address: they translate the connections of Pods and mark the others, which KUBE-FIREWALL does not meet in FORWARD.
+fn marking(mode: ProxyMode) -> World {
+    let mut world = local(mode, Via::LoadBalancerIp, LOAD_BALANCER);
+    world.node.version = "v1.22.17";
+    let entry = (addr(LOAD_BALANCER), Protocol::TCP, addr(EP), RuleEffect::Forwards);
+    let rules = iptables("KUBE-SVC-I5LIAMPLWKMBJ54B", &[entry]);
+    let to_pods = "-A KUBE-SERVICES -d 203.0.113.80 -p tcp -m tcp --dport 80 -j KUBE-SVC-I5LIAMPLWKMBJ54B\n";
+    let marks = ":KUBE-MARK-MASQ - [0:0]\n:KUBE-MARK-DROP - [0:0]\n:KUBE-FW-I5LIAMPLWKMBJ54B - [0:0]\n\
+        :KUBE-XLB-I5LIAMPLWKMBJ54B - [0:0]\n\
+        -A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000\n-A KUBE-MARK-DROP -j MARK --set-xmark 0x8000/0x8000\n\
+        -A KUBE-SERVICES -d 203.0.113.80/32 -p tcp -m tcp --dport 80 -j KUBE-FW-I5LIAMPLWKMBJ54B\n\
+        -A KUBE-FW-I5LIAMPLWKMBJ54B -j KUBE-XLB-I5LIAMPLWKMBJ54B\n\
+        -A KUBE-FW-I5LIAMPLWKMBJ54B -j KUBE-MARK-DROP\n\
+        -A KUBE-SVC-I5LIAMPLWKMBJ54B ! -s 10.244.0.0/16 -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -j KUBE-MARK-MASQ\n\
+        -A KUBE-XLB-I5LIAMPLWKMBJ54B -s 10.244.0.0/16 -j KUBE-SVC-I5LIAMPLWKMBJ54B\n\
+        -A KUBE-XLB-I5LIAMPLWKMBJ54B -m addrtype --src-type LOCAL -j KUBE-MARK-MASQ\n\
+        -A KUBE-XLB-I5LIAMPLWKMBJ54B -m addrtype --src-type LOCAL -j KUBE-SVC-I5LIAMPLWKMBJ54B\n\
+        -A KUBE-XLB-I5LIAMPLWKMBJ54B -j KUBE-MARK-DROP\n";
+    let guard = ":KUBE-FIREWALL - [0:0]\n-A INPUT -j KUBE-FIREWALL\n-A OUTPUT -j KUBE-FIREWALL\n\
+        -A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP\n";
+    assert!(rules.contains(to_pods), "{rules}");
+    let rules = rules.replacen(to_pods, marks, 1).replacen("*filter\n", &format!("*filter\n{guard}"), 1);
+    world.node.rules = Rules::Lists(vec![(Kind::IptablesSave, rules)]);
     world
 }
 
@@ -95,6 +123,15 @@ fn untranslated_syn() -> Group<Traced> {
             Traced::of(world, Script::new(CLIENT, NODE_PORT, None).silent(60_000))
         }),
         case(Class::C5b, "the rule was written after the connection began", |mode| silent(world(mode))),
+        case_in(&[Iptables], Class::C5b, "a rule for Pods alone, and this one came before it", |mode| {
+            Traced::of(marking(mode), Script::new(CLIENT, LOAD_BALANCER, None).silent(60_000))
+        }),
+        case_in(
+            &[Iptables],
+            Class::C21,
+            "external policy Local, and the rules only mark the packet",
+            |mode| Traced::of(marking(mode), Script::new(OUTSIDE, LOAD_BALANCER, None).silent(60_000)),
+        ),
         case(Class::C1, "kube-proxy has written no rule", |mode| silent(without_rules(mode))),
         case(Class::C1, "kube-proxy is starting", |mode| {
             let mut world = without_rules(mode);
