@@ -458,6 +458,22 @@ fn the_five_procedures_end_where_the_fault_is() {
 }
 
 #[test]
+fn a_kube_proxy_that_fell_back_to_iptables_has_not_exited() {
+    let with = |reported: &str| {
+        let node = node();
+        node.edit("node/config.yaml", |text| text.replace("mode: ", "mode: ipvs #"));
+        node.edit("node/kube-proxy.log", |text| {
+            text + "E1120 23:25:05.950000       1 server_others.go:127] Can't use the IPVS proxier: IPVS proxier will not be used\n"
+        });
+        node.write("node/proxyMode.txt", reported);
+        named(&node.check())
+    };
+    let found = with("iptables");
+    assert!(found.contains(&"C10".to_owned()) && !found.contains(&"C11".to_owned()), "{found:?}");
+    assert!(with("ipvs").contains(&"C11".to_owned()));
+}
+
+#[test]
 fn another_nodes_check_shows_what_differs() {
     let healthy = node().check();
     let saved = compare::Saved::parse(&serde_json::to_string(&healthy).unwrap()).unwrap();

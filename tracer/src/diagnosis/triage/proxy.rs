@@ -177,9 +177,13 @@ pub(super) fn logged_by(finding: Finding, error: &LoggedError) -> Finding {
     finding.node(None, format!("kube-proxy's log, {}: {}", error.when(), error.text))
 }
 
-/// C11: IPVS cannot be used.
+/// C11: IPVS cannot be used. A kube-proxy that reports another mode has fallen back to it, as releases before 1.26 do
+/// (`getProxyMode` of cmd/kube-proxy/app/server_others.go, until kubernetes/kubernetes#111806): then C10 names both modes.
 fn ipvs(facts: &Facts, log: &Log, findings: &mut Vec<Finding>) {
     let Some(error) = log.of(Trouble::IpvsUnusable).filter(|error| !error.before_restart) else { return };
+    if facts.node.reported_mode.is_some_and(|mode| mode != ProxyMode::Ipvs) {
+        return;
+    }
     let mut finding = logged_by(
         Finding::new(
             Class::C11,

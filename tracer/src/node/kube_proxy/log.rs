@@ -5,7 +5,10 @@
 
 use std::{collections::BTreeSet, fmt, net::IpAddr};
 
-use crate::text::{times, to_the_millisecond};
+use crate::{
+    node::Release,
+    text::{times, to_the_millisecond},
+};
 
 mod age;
 
@@ -15,6 +18,10 @@ pub(crate) use age::Clock;
 const MAX_NODE_IPS: usize = 16;
 /// The most lines read; a longer log is read from its end.
 const MAX_LINES: usize = 500_000;
+/// A longer text before `] ` is no header of klog.
+const MAX_HEADER_BYTES: usize = 90;
+/// A longer text is no version.
+const MAX_VERSION_BYTES: usize = 80;
 /// The most bytes of an error's text kept.
 const MAX_TEXT_BYTES: usize = 300;
 
@@ -187,11 +194,11 @@ impl Log {
     }
 
     fn take(&mut self, time: Option<&str>, message: &str) {
-        if message.contains("\"Version info\"") || message.contains("msg\":\"Version info\"") {
+        if let Some(version) = started(message) {
             self.starts += 1;
             self.errors.iter_mut().for_each(|error| error.before_restart = true);
             self.shows_lists = false;
-            self.version = after(message, "version=\"").or_else(|| after(message, "\"version\":\""));
+            self.version = version;
         }
         self.take_list(message);
         if message.contains("until Services and Endpoints have been received") {
@@ -203,10 +210,7 @@ impl Log {
         {
             self.waiting_for_informers = false;
         }
-        if let Some((_, rest)) = message.split_once("\"Using ")
-            && let Some((mode, _)) = rest.split_once(" Proxier")
-            && mode.len() < 32
-        {
+        if let Some(mode) = proxier(message) {
             self.proxier = Some(mode.to_owned());
         }
         if message.contains("Successfully retrieved ")
@@ -276,6 +280,42 @@ impl Log {
     pub fn of(&self, trouble: Trouble) -> Option<&LoggedError> {
         self.errors.iter().find(|error| error.trouble == trouble)
     }
+}
+
+/// The version in the line that begins a run, which may lack it; `None` for another line. `"Version info" version="v1.23.1"`
+/// since 1.23, before that `Version: v1.22.8` (`Run` of cmd/kube-proxy/app/server.go). API servers of every release write the
+/// latter too, and a program that contains one may write to this log.
+fn started(message: &str) -> Option<Option<String>> {
+    if message.contains("\"Version info\"") {
+        return Some(after(message, "version=\"").or_else(|| after(message, "\"version\":\"")));
+    }
+    // In Docker's JSON the escape of the line's end follows.
+    let version = klog_text(message)?.strip_prefix("Version: ")?.split([' ', '"', '\\']).next()?;
+    let is_old = Release::parse(version).is_some_and(|release| release < STRUCTURED);
+    (is_old && version.len() <= MAX_VERSION_BYTES).then(|| Some(version.to_owned()))
+}
+
+/// The first release with structured lines at its start.
+const STRUCTURED: Release = Release(1, 23);
+
+/// The mode in `"Using iptables Proxier"`; before 1.23 `Using iptables Proxier.`
+/// (cmd/kube-proxy/app/server_others.go).
+fn proxier(message: &str) -> Option<&str> {
+    let quoted = || Some(message.split_once("\"Using ")?.1);
+    let rest = klog_text(message).and_then(|text| text.strip_prefix("Using ")).or_else(quoted)?;
+    let (mode, _) = rest.split_once(" Proxier")?;
+    (mode.len() < 32).then_some(mode)
+}
+
+/// The text of a line in klog's own form.
+fn klog_text(message: &str) -> Option<&str> {
+    message.get(1..21).filter(|time| is_klog_time(time)).and_then(|_| without_header(message))
+}
+
+/// The text after klog's header.
+fn without_header(message: &str) -> Option<&str> {
+    let (header, text) = message.split_once("] ")?;
+    (header.len() < MAX_HEADER_BYTES).then_some(text)
 }
 
 /// Events that cannot be written are not among the errors: kube-proxy needs to read objects, not to write Events.
@@ -439,13 +479,12 @@ fn kind_of(message: &str) -> Option<&str> {
 fn after(message: &str, before: &str) -> Option<String> {
     let (_, rest) = message.split_once(before)?;
     let (value, _) = rest.split_once('"')?;
-    (!value.is_empty() && value.len() <= 80).then(|| value.to_owned())
+    (!value.is_empty() && value.len() <= MAX_VERSION_BYTES).then(|| value.to_owned())
 }
 
 fn cut(message: &str) -> String {
     // Keeps the text after klog's header.
-    let message =
-        message.split_once("] ").filter(|(header, _)| header.len() < 90).map_or(message, |(_, rest)| rest);
+    let message = without_header(message).unwrap_or(message);
     if message.len() <= MAX_TEXT_BYTES {
         return message.to_owned();
     }

@@ -106,6 +106,34 @@ fn a_restart_and_a_recovery_are_seen() {
     assert!(log.of(Trouble::Ended).unwrap().before_restart);
 }
 
+/// The lines of a start before 1.23.
+#[test]
+fn a_start_of_an_old_release_has_a_mode_and_a_version() {
+    let start = |mode: &str, version: &str| {
+        format!(
+            "E1120 23:25:04.950000       1 server_others.go:127] Can't use the IPVS proxier: IPVS proxier will not be used\n\
+             I1120 23:25:04.974321       1 server_others.go:185] Using {mode} Proxier.\n\
+             I1120 23:25:05.001234       1 server.go:650] Version: {version}\n"
+        )
+    };
+    let log = Log::parse(&(start("ipvs", "v1.20.14") + &start("iptables", "v1.20.15")));
+    assert_eq!((log.starts, log.version.as_deref()), (2, Some("v1.20.15")));
+    assert_eq!(log.proxier.as_deref(), Some("iptables"));
+    // It went on in another mode.
+    assert!(log.of(Trouble::IpvsUnusable).unwrap().before_restart);
+    let docker = "{\"log\":\"I0901 19:31:44.631799       1 server.go:643] Version: v1.21.2\\n\",\"stream\":\"stderr\"}";
+    assert_eq!(Log::parse(docker).version.as_deref(), Some("v1.21.2"));
+    // An API server's line beside those of a newer kube-proxy, and other programs'.
+    for line in [
+        "I0225 13:33:07.699937       1 server.go:158] Version: v1.28.3+k3s1",
+        "I0225 13:33:07.699937       1 server.go:158] Version: unknown",
+        "[INFO] Version: v1.20.5",
+    ] {
+        let log = Log::parse(line);
+        assert_eq!((log.starts, log.version), (0, None), "{line}");
+    }
+}
+
 proptest! {
     #[test]
     fn every_line_that_is_written_is_counted(lines in vec(select(vec![
