@@ -114,6 +114,8 @@ pub const LOAD_WHAT_IT_NAMES: Action = Action::disrupts(
 pub const SPEED_UP: Action =
     Action::disrupts("give kube-proxy CPU, and raise minSyncPeriod where changes come in bursts")
         .when("rules are written late");
+pub const GIVE_CPU: Action = Action::disrupts("give kube-proxy CPU")
+    .when("rules are written late, and minSyncPeriod is longer than 1 s");
 
 // C5c, C27.
 pub const FIND_OLD_ADDRESS: Action =

@@ -113,7 +113,7 @@ pub(super) const C4: Entry = Entry::fault("rule sync failing", &[IptablesSync], 
 
 pub(super) const C5: Entry = Entry::fault("rule missing or late", &[IptablesSync], High)
     .seen(Both)
-    .now(&[action::READ_LOG, action::RESTART, action::WAIT, action::SPEED_UP])
+    .now(&[action::READ_LOG, action::RESTART, action::WAIT, action::SPEED_UP, action::GIVE_CPU])
     .later(&[
         Action::reads("alert on kubeproxy_network_programming_duration_seconds; let clients retry"),
         action::MOVE_TO_NFTABLES,

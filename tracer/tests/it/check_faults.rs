@@ -457,6 +457,28 @@ fn the_five_procedures_end_where_the_fault_is() {
     assert_eq!(result(&full, "conntrack-exhausted"), Outcome::Failed);
 }
 
+/// kube-proxy waits for its `minSyncPeriod`, as it is told to.
+#[test]
+fn a_configured_wait_is_no_slow_sync() {
+    let with = |period: &str, seconds: u32| {
+        let node = node();
+        node.edit("node/config.yaml", |text| format!("{text}iptables: {{minSyncPeriod: {period}}}\n"));
+        node.edit("node/metrics.txt", |text| {
+            format!(
+                "{text}kubeproxy_network_programming_duration_seconds_bucket{{le=\"9\"}} 0\n\
+                 kubeproxy_network_programming_duration_seconds_bucket{{le=\"{seconds}\"}} 1000\n\
+                 kubeproxy_network_programming_duration_seconds_bucket{{le=\"+Inf\"}} 1000\n"
+            )
+        });
+        node.check()
+    };
+    assert_eq!(besides(&with("10s", 11)), [""; 0]);
+    let late = with("1s", 11);
+    assert!(only(&late, Class::C5).mitigation.immediate.contains("raise minSyncPeriod"), "{late:#?}");
+    let later = with("10s", 30);
+    assert_eq!(only(&later, Class::C5).mitigation.immediate, "give kube-proxy CPU", "{later:#?}");
+}
+
 #[test]
 fn a_kube_proxy_that_fell_back_to_iptables_has_not_exited() {
     let with = |reported: &str| {
