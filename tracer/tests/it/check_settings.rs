@@ -10,8 +10,17 @@ use crate::{
     check_support::{Gathered, named, only},
 };
 
-/// A node with an uplink, a tunnel and a Pod's link.
+/// A node with an uplink, a tunnel and a Pod's link, whose routes were not read.
 fn with_links(uplink: u64, tunnel: (&str, &str, u64), pod: (&str, u64)) -> CheckReport {
+    with_routes(uplink, tunnel, pod, None)
+}
+
+fn with_routes(
+    uplink: u64,
+    tunnel: (&str, &str, u64),
+    pod: (&str, u64),
+    routes: Option<&str>,
+) -> CheckReport {
     let (name, kind, mtu) = tunnel;
     let links: Value = json!([
         {"ifname": "eth0", "mtu": uplink, "flags": ["UP"],
@@ -24,7 +33,32 @@ fn with_links(uplink: u64, tunnel: (&str, &str, u64), pod: (&str, u64)) -> Check
     ]);
     let node = node();
     node.write("node/ip-addr.json", &links.to_string());
+    if let Some(routes) = routes {
+        node.write("node/ip-route.txt", routes);
+    }
     node.check()
+}
+
+/// The Pods of worker-2 have 10.244.2.0/24.
+#[test]
+fn a_tunnel_counts_if_packets_to_pods_of_other_nodes_take_it() {
+    let to = |pods: &str| format!("default via 192.0.2.1 dev eth0\n172.16.0.0/24 dev wg0\n{pods}\n");
+    let beside = to("10.244.2.0/24 via 192.0.2.12 dev eth0");
+    let through = to("10.244.2.0/24 dev wg0 scope link");
+    let larger_pods = ("cali1", 1500);
+    let vpn = ("wg0", "wireguard", 1420);
+    for (tunnel, routes, warns) in [
+        (vpn, Some(beside.as_str()), false),
+        (vpn, None, false),
+        (vpn, Some(&through), true),
+        (("wg0", "vxlan", 1420), Some(&beside), false),
+        (("wg0", "vxlan", 1420), None, true),
+        (("wireguard.cali", "wireguard", 1440), Some(&beside), true),
+    ] {
+        let report = with_routes(1500, tunnel, larger_pods, routes);
+        let has = report.findings.iter().any(|finding| finding.class == Class::C33);
+        assert_eq!(has, warns, "{tunnel:?} {routes:?} {:#?}", report.findings);
+    }
 }
 
 #[test]

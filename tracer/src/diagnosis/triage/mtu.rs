@@ -1,25 +1,38 @@
 //! Step 5: MTUs that do not fit each other on this node (C33).
 //!
-//! Owns the comparison of the Pods' links, the tunnels and the interface with the Node's address. A difference proves no
-//! loss: the sender may learn the smaller size, so that each finding is a warning.
+//! Owns the comparison of the Pods' links, the tunnels of their traffic and the interface with the Node's address. A
+//! difference proves no loss: the sender may learn the smaller size, so that each finding is a warning.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use super::{Facts, Finding, Level};
 use crate::{
     class::{Class, Confidence, Severity},
     cluster::model::Node,
-    net::Family,
+    net::{Cidr, Family},
     node::interfaces::{Interface, Interfaces},
+    rules::walk::Devices as _,
     verdict::EvidenceType,
 };
 
 /// Open vSwitch and some drivers give a tunnel an MTU that limits nothing (`vport-vxlan`: 65000); the route or the Pod's
 /// interface has the real one.
 const MAX_REAL_MTU: u64 = 16_000;
+/// The most addresses of Pods whose routes are looked up.
+const MAX_ADDRESSES: usize = 1_000;
+/// Calico's devices for `WireGuard` (`WireguardInterfaceName` and `WireguardInterfaceNameV6` of felix/config). It routes
+/// marked packets to them through a table of its own, so that no route of the main table leads there.
+const OF_CALICO: [&str; 2] = ["wireguard.cali", "wg-v6.cali"];
 
 pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
     let Some(interfaces) = &facts.node.interfaces else { return };
     let Some((uplink, mtu)) = uplink(facts, interfaces) else { return };
-    for tunnel in interfaces.iter().filter(|interface| is_tunnel(interface)) {
+    let elsewhere = pods_elsewhere(facts);
+    let carries = |tunnel: &&Interface| carries_pods(facts, &elsewhere, tunnel);
+    for tunnel in interfaces.iter().filter(|interface| is_tunnel(interface)).filter(carries) {
         let (Some(inner), Some(overhead)) = (tunnel.mtu, overhead(facts, &tunnel.kind)) else { continue };
         if inner + overhead > mtu {
             findings.push(too_large(tunnel, inner, overhead, uplink, mtu));
@@ -50,6 +63,37 @@ fn is_tunnel(interface: &Interface) -> bool {
         && matches!(interface.kind.as_str(), "vxlan" | "geneve" | "ipip" | "gre" | "wireguard")
         && !interface.name.starts_with("cilium")
         && interface.mtu.is_some_and(|mtu| mtu <= MAX_REAL_MTU)
+}
+
+/// Whether packets to Pods of other nodes leave through the tunnel, which may be the host's own VPN. Without the routes a
+/// `WireGuard` device counts as that, and the other kinds as those of the Pods' network.
+fn carries_pods(facts: &Facts, elsewhere: &BTreeSet<IpAddr>, tunnel: &Interface) -> bool {
+    if OF_CALICO.contains(&tunnel.name.as_str()) {
+        return true;
+    }
+    match &facts.node.routes {
+        Some(routes) if !elsewhere.is_empty() => {
+            elsewhere.iter().any(|pod| routes.device_to(*pod) == Some(tunnel.name.as_str()))
+        }
+        _ => tunnel.kind != "wireguard",
+    }
+}
+
+/// Addresses in the Pod ranges of the other nodes, and of one of each node's Pods: not every network plugin uses the
+/// Node's range.
+fn pods_elsewhere(facts: &Facts) -> BTreeSet<IpAddr> {
+    let (Some(history), Some(own)) = (&facts.history, facts.own_node()) else { return BTreeSet::new() };
+    let others = history.nodes().filter(|node| node.key != own.key);
+    let ranges = others.flat_map(|node| &node.pod_cidrs).filter_map(|range| Some(Cidr::parse(range)?.base));
+    let mut of_nodes: BTreeMap<&str, IpAddr> = BTreeMap::new();
+    for pod in history.pods().filter(|pod| !pod.host_network) {
+        if let (Some(node), Some(ip)) = (&pod.node, pod.ips.iter().next())
+            && **node != *own.key.name
+        {
+            of_nodes.entry(node).or_insert(*ip);
+        }
+    }
+    ranges.chain(of_nodes.into_values()).take(MAX_ADDRESSES).collect()
 }
 
 /// The bytes that the tunnel adds: the outer IP header and, by its kind, UDP, its own header and an inner Ethernet header
