@@ -248,6 +248,13 @@ impl Why {
             check.findings.iter().filter(|shared| shared.finding.level == Level::Fault).collect();
         let observed = causes.iter().find(|cause| cause.verdict.class.is_fault());
         let of_class = |class| faults.iter().find(|shared| shared.finding.class == class);
+        // What a flow met is a fault, also if a check only warns of it.
+        let behind_flows = |class| {
+            let is_it = |shared: &&SharedFinding| {
+                shared.finding.class == class && shared.finding.level == Level::Warning
+            };
+            of_class(class).copied().or_else(|| check.findings.iter().find(is_it))
+        };
         let cause = match observed {
             Some(cause) => {
                 // Rules that lag behind the API are an effect: kube-proxy's own fault is the cause.
@@ -258,10 +265,13 @@ impl Why {
                 };
                 Some(match proxy.filter(is_behind) {
                     Some(shared) => FirstCause::behind(cause, shared, checked),
-                    None => FirstCause::observed(cause, of_class(cause.verdict.class).copied(), checked),
+                    None => FirstCause::observed(cause, behind_flows(cause.verdict.class), checked),
                 })
             }
-            None => faults.first().map(|shared| FirstCause::found(shared, checked)),
+            None => {
+                let found = faults.first().copied().or_else(|| policy_of_a_probe(&check, &probes));
+                found.map(|shared| FirstCause::found(shared, checked))
+            }
         };
         let mut also = Vec::new();
         for other in causes
@@ -389,6 +399,17 @@ pub(crate) fn broken(service: &str, root_cause: &str) -> String {
     format!("{service} is broken: {}", Finding::detail_of(root_cause))
 }
 
+/// The internal policy Local without an endpoint on the node of a probe that failed. A check only warns of it, because it
+/// does not see whether a client connects there.
+fn policy_of_a_probe<'c>(check: &'c NodesReport, probes: &[Probe]) -> Option<&'c SharedFinding> {
+    let failed: Vec<&Probe> = probes.iter().filter(|probe| !probe.is_established).collect();
+    check.findings.iter().find(|shared| {
+        shared.finding.class == Class::C22
+            && shared.finding.level == Level::Warning
+            && failed.iter().any(|probe| shared.nodes.contains(&probe.node))
+    })
+}
+
 fn without_cause(
     service: &str,
     state: State,
@@ -488,6 +509,25 @@ mod tests {
         assert_eq!(why.state, State::Broken);
         assert!(why.summary.starts_with("shop/cart is broken: "), "{}", why.summary);
         assert_eq!(why.also, ["C1 on every node: pod_crash — kube-proxy does not run"]);
+    }
+
+    #[test]
+    fn what_a_connection_met_is_a_fault_although_a_check_only_warns_of_it() {
+        let policy = || {
+            let warning = Finding::new(Class::C22, "shop/cart has no endpoint on a").level(Level::Warning);
+            check(vec![
+                warning.service(&Key::new("shop", "cart"), "http").api(None, "its endpoints are on b"),
+            ])
+        };
+        let cause = Cause { verdict: verdict("C22"), flows: 2 };
+        let counts = Counts { faults: 2, ..Counts::default() };
+        let observed = why(policy(), &[&cause], counts, Vec::new());
+        let first = observed.cause.as_ref().unwrap();
+        assert_eq!((observed.state, first.class, first.flows), (State::Broken, Class::C22, 2));
+        assert!(first.evidence.iter().any(|piece| piece.content == "its endpoints are on b"), "{first:#?}");
+        let probed = why(policy(), &[], Counts::default(), vec![probe(false)]);
+        assert_eq!(probed.cause.map(|cause| cause.class), Some(Class::C22));
+        assert_eq!(why(policy(), &[], Counts::default(), vec![probe(true)]).cause, None);
     }
 
     fn far_end(fate: Option<Fate>) -> Why {

@@ -7,7 +7,7 @@ use viptrace::{
 
 /// The faults that this cluster has by design on every node.
 pub(crate) const BY_DESIGN: [&str; 3] = ["C20 default/kubernetes", "C20 shop/checkout", "C20 shop/slow"];
-/// The faults by design on worker-1: frontend and cache run only on worker-2.
+/// The findings by design on worker-1: frontend and cache run only on worker-2.
 pub(crate) const ON_WORKER_1: [&str; 5] =
     ["C20 default/kubernetes", "C20 shop/checkout", "C20 shop/slow", "C21 shop/frontend", "C22 shop/cache"];
 
@@ -25,6 +25,20 @@ fn healthy_nodes_have_exactly_the_faults_by_design() {
         assert_eq!(report.state, State::Broken, "{capture}");
         assert_eq!(report.kube_proxy_mode.as_deref(), capture.rsplit('/').next(), "{capture}");
         assert_eq!(report.node.as_deref(), capture.split('/').nth(1), "{capture}");
+    }
+}
+
+/// Whether anybody connects where a Local policy has no endpoint is not seen by a check.
+#[test]
+fn a_local_policy_without_a_local_endpoint_is_a_warning() {
+    for mode in ["iptables", "nftables", "ipvs"] {
+        let report = Gathered::new(&[&format!("kube-proxy/worker-1/{mode}")]).check();
+        assert_eq!(faults(&report), BY_DESIGN, "{mode}: {:#?}", report.findings);
+        for class in [Class::C21, Class::C22] {
+            let found = only(&report, class);
+            assert_eq!(found.level, Level::Warning, "{mode}: {found:#?}");
+            assert!(found.unseen.iter().any(|fact| fact.starts_with("whether any client")), "{found:#?}");
+        }
     }
 }
 

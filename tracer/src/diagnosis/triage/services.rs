@@ -246,6 +246,8 @@ fn local_policies(
     }
 }
 
+/// C21, C22: a warning, because connections fail only if a client sends any to this node. A Local policy without an endpoint
+/// on each node is a common design (node agents, node ports behind a balancer that knows the nodes).
 fn no_local_endpoint(
     history: &History,
     service: &Service,
@@ -293,6 +295,7 @@ fn no_local_endpoint(
     let detail = format!("{key} is {which}: Local and has no endpoint on {node}: {who} {fate}");
     let finding = Finding::new(class, detail)
         .severity(Severity::Medium)
+        .level(Level::Warning)
         .service(key, &label)
         .since(history.endpoints_changed(key, AT))
         .api(None, format!("Service {key}: {which}: Local"))
@@ -308,7 +311,8 @@ fn no_local_endpoint(
             ),
         );
     if class == Class::C22 {
-        return finding.level(if ignored { Level::Warning } else { Level::Fault });
+        let unseen = format!("whether any client on {node} uses {key}: a trace shows it");
+        return if ignored { finding } else { finding.unobserved(unseen) };
     }
     // A virtual server without a real server refuses every client.
     let finding = if mode == Some(ProxyMode::Ipvs) && precedes(21) {
@@ -323,8 +327,9 @@ fn no_local_endpoint(
             None,
             format!("a load balancer that checks healthCheckNodePort {port} excludes this node, as intended"),
         ),
-        None if service.r#type == ServiceType::LoadBalancer => finding.level(Level::Warning),
-        None => finding,
+        None => finding.unobserved(format!(
+            "whether any client outside sends to {node}, or only to nodes with an endpoint: a trace shows it"
+        )),
     }
 }
 
