@@ -61,6 +61,9 @@ impl Folder {
     }
 }
 
+/// The dashboard's queries as rules, which its unit tests name.
+const QUERIES: &str = "dashboard-queries.yaml";
+
 /// The first lines of the plain manifests.
 const HEAD: &str = "\
 # The chart's default rendering, with its namespace: `cargo xtask render` writes this file.
@@ -173,9 +176,22 @@ pub(crate) fn checks(place: &Place, printer: &Printer) -> Result<Tally> {
     check(
         "dashboard: promtool reads its queries",
         with(&tools.promtool, |promtool| {
-            let file = output.join("dashboard-queries.yaml");
+            let file = output.join(QUERIES);
             fs::write(&file, as_rules(&queries(&fs::read_to_string(folder.dashboard())?)?)?)?;
             promtool_reads(promtool, &file)
+        }),
+    );
+    check(
+        "dashboard: unit tests",
+        with(&tools.promtool, |promtool| {
+            // promtool looks for the rules beside their tests.
+            fs::copy(folder.root.join("tests/dashboard.yaml"), output.join("dashboard.yaml"))?;
+            let call = Call::new("run the dashboard's unit tests", promtool).args([
+                "test",
+                "rules",
+                "dashboard.yaml",
+            ]);
+            call.directory(&output).read().map(drop)
         }),
     );
     Ok(tally)
@@ -233,28 +249,53 @@ fn promtool_reads(promtool: &Path, file: &Path) -> Result<()> {
     Call::new("check the rules", promtool).args(["check", "rules"]).arg(file).read().map(drop)
 }
 
+/// A query of the dashboard.
+#[derive(Debug, PartialEq)]
+struct Query {
+    /// Its panel's number and its letter there.
+    name: String,
+    expression: String,
+}
+
 /// The dashboard's queries, with values for Grafana's variables.
-fn queries(dashboard: &str) -> Result<Vec<String>> {
+fn queries(dashboard: &str) -> Result<Vec<Query>> {
     let dashboard: serde_json::Value =
         serde_json::from_str(dashboard).context("the dashboard is not JSON")?;
     let panels = dashboard["panels"].as_array().context("the dashboard has no panels")?;
-    let targets = panels.iter().filter_map(|panel| panel["targets"].as_array()).flatten();
-    let filled = |text: &str| {
-        ["$__rate_interval", "$__range"].iter().fold(text.to_owned(), |text, name| text.replace(name, "5m"))
-    };
-    let found: Vec<String> = targets.filter_map(|target| target["expr"].as_str().map(filled)).collect();
+    let mut found = Vec::new();
+    for panel in panels {
+        for target in panel["targets"].as_array().into_iter().flatten() {
+            let Some(expression) = target["expr"].as_str() else { continue };
+            let letter = target["refId"].as_str().unwrap_or_default();
+            found.push(Query {
+                name: format!("panel:{}:{letter}", panel["id"]),
+                expression: filled(expression),
+            });
+        }
+    }
     if found.is_empty() {
         bail!("the dashboard has no queries");
     }
     Ok(found)
 }
 
-/// A rule file that records each query, so that promtool parses it. JSON is YAML.
-fn as_rules(queries: &[String]) -> Result<String> {
+/// The query with values for Grafana's variables: the last five minutes, of every Service.
+fn filled(expression: &str) -> String {
+    const VALUES: [(&str, &str); 5] = [
+        ("$__rate_interval", "5m"),
+        ("$__range_s", "300"),
+        ("$__range", "5m"),
+        ("$namespace", ".*"),
+        ("$service", ".*"),
+    ];
+    VALUES.iter().fold(expression.to_owned(), |text, (variable, value)| text.replace(variable, value))
+}
+
+/// A rule file that records each query, so that promtool reads and runs it. JSON is YAML.
+fn as_rules(queries: &[Query]) -> Result<String> {
     let rules: Vec<_> = queries
         .iter()
-        .enumerate()
-        .map(|(number, expr)| serde_json::json!({"record": format!("query:{number}"), "expr": expr}))
+        .map(|query| serde_json::json!({"record": query.name, "expr": query.expression}))
         .collect();
     Ok(serde_json::to_string(&serde_json::json!({"groups": [{"name": "dashboard", "rules": rules}]}))?)
 }

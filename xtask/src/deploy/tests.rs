@@ -208,17 +208,38 @@ fn documented() -> Vec<(String, Vec<String>)> {
     .collect()
 }
 
-#[test]
-fn alerts_and_dashboard_use_documented_metrics_and_labels() {
-    let documented = documented();
-    assert!(documented.len() > 30, "the table was not found");
+/// The expressions of the dashboard, the alerts and the recorded series.
+fn expressions() -> Vec<String> {
     let dashboard = queries(&read(&folder().dashboard())).unwrap();
     let rules: Value = serde_saphyr::from_str(&read(&folder().alerts())).unwrap();
     let groups = rules["groups"].as_array().unwrap().iter();
     let rules = groups.flat_map(|group| group["rules"].as_array().unwrap());
     let rules = rules.map(|rule| rule["expr"].as_str().unwrap().to_owned());
+    dashboard.into_iter().map(|query| query.expression).chain(rules).collect()
+}
+
+/// The increase of a class's first series begins at its first value: without the value of new series, the first faults of
+/// a Service are missing.
+#[test]
+fn the_first_faults_of_a_service_are_counted() {
+    let mut increases = 0;
+    for metric in ["viptrace_faults_total", "viptrace_unexplained_total"] {
+        for expression in expressions().iter().filter(|it| it.contains(&format!("increase({metric}"))) {
+            let begun = expression.split(" unless ").nth(1).unwrap_or_default();
+            let of_then = begun.starts_with(metric) && begun.contains(" offset ");
+            assert!(of_then, "it does not count the first value of a series: {expression}");
+            increases += 1;
+        }
+    }
+    assert_eq!(increases, 6, "two recorded series, two figures and two tables");
+}
+
+#[test]
+fn alerts_and_dashboard_use_documented_metrics_and_labels() {
+    let documented = documented();
+    assert!(documented.len() > 30, "the table was not found");
     let mut used = BTreeSet::new();
-    for expression in dashboard.into_iter().chain(rules) {
+    for expression in expressions() {
         let metrics = metrics_in(&expression);
         let labels: BTreeSet<&str> = documented
             .iter()
@@ -244,9 +265,13 @@ fn alerts_and_dashboard_use_documented_metrics_and_labels() {
 
 #[test]
 fn grafanas_variables_are_filled_in_before_promtool_reads_a_query() {
-    let dashboard = r#"{"panels": [{"type": "row"}, {"targets": [{"expr": "rate(a[$__rate_interval])"}]}]}"#;
-    assert_eq!(queries(dashboard).unwrap(), ["rate(a[5m])"]);
+    let target = r#"{"refId": "A", "expr": "rate(a{b=~\"$namespace\"}[$__rate_interval]) < $__range_s"}"#;
+    let dashboard =
+        format!(r#"{{"panels": [{{"id": 1, "type": "row"}}, {{"id": 2, "targets": [{target}]}}]}}"#);
+    let query =
+        |name: &str, expression: &str| Query { name: name.to_owned(), expression: expression.to_owned() };
+    assert_eq!(queries(&dashboard).unwrap(), [query("panel:2:A", r#"rate(a{b=~".*"}[5m]) < 300"#)]);
     assert!(queries(r#"{"panels": []}"#).is_err());
-    let rules = as_rules(&["up".to_owned()]).unwrap();
-    assert_eq!(rules, r#"{"groups":[{"name":"dashboard","rules":[{"expr":"up","record":"query:0"}]}]}"#);
+    let rules = as_rules(&[query("panel:1:A", "up")]).unwrap();
+    assert_eq!(rules, r#"{"groups":[{"name":"dashboard","rules":[{"expr":"up","record":"panel:1:A"}]}]}"#);
 }
