@@ -106,13 +106,22 @@ impl Agent {
 
     /// The sum of a metric's series that have these labels (`name="value"`).
     pub fn sum(name: &str, labels: &[&str]) -> Result<u64> {
+        Ok(Self::values(name, labels)?.into_iter().sum())
+    }
+
+    /// The number of a metric's series that have these labels.
+    pub fn series(name: &str, labels: &[&str]) -> Result<usize> {
+        Ok(Self::values(name, labels)?.len())
+    }
+
+    fn values(name: &str, labels: &[&str]) -> Result<Vec<u64>> {
         let page = get(METRICS, "/metrics")?;
         let is_of = |line: &&str| {
             let rest = line.strip_prefix(name).filter(|rest| rest.starts_with(['{', ' ']));
             rest.is_some_and(|rest| labels.iter().all(|label| rest.contains(label)))
         };
         let value = |line: &str| line.rsplit(' ').next().and_then(|value| value.parse::<u64>().ok());
-        Ok(page.lines().filter(is_of).filter_map(value).sum())
+        Ok(page.lines().filter(is_of).filter_map(value).collect())
     }
 
     /// Waits until the sum is at least this, and returns it.

@@ -59,9 +59,11 @@ impl Health {
     /// The answer of `/readyz`.
     pub(crate) fn readyz(&self) -> (bool, String) {
         match self.state.load(Ordering::Relaxed) {
-            STARTING => {
-                (false, "starting: not every hook is attached, or the metadata is incomplete".to_owned())
-            }
+            STARTING => (
+                false,
+                "starting: the hooks are not attached yet, or the first lists of metadata are incomplete"
+                    .to_owned(),
+            ),
             READY => (true, "ok".to_owned()),
             _ => (false, "draining".to_owned()),
         }

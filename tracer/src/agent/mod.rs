@@ -22,6 +22,7 @@ mod tests;
 mod tls;
 
 use std::{
+    collections::BTreeMap,
     hash::BuildHasher as _,
     io,
     path::{Path, PathBuf},
@@ -35,7 +36,7 @@ use tokio::{sync::watch, task::JoinSet};
 use crate::{
     cluster,
     error::sentence,
-    recording::{End, Header, HookState, Recorded},
+    recording::{End, Header, HookLine, HookState, Recorded},
     report::{self, OutputError},
     session::{Judgements, Pair, Pipeline},
     sighting::Hook,
@@ -174,13 +175,7 @@ impl Agent {
 
     /// Takes the hooks of now: a module was loaded or unloaded. The next segment begins with them.
     pub(crate) fn hooks_are(&mut self, header: Header) {
-        let mut figures = self.context.figures.lock();
-        for line in header.hooks.iter().filter(|line| line.state != HookState::NotNeeded) {
-            if let Some(hook) = Hook::from_symbol(&line.hook) {
-                figures.hooks.insert(hook.symbol(), line.state == HookState::Attached);
-            }
-        }
-        drop(figures);
+        self.context.figures.lock().hooks = needed_hooks(&header.hooks);
         self.header = Some(header);
     }
 
@@ -373,6 +368,16 @@ impl Agent {
         self.recorder.wait(until);
         self.context.log.info("stop", "ended");
     }
+}
+
+/// The hooks that this kernel and its rules need, by their kernel names: whether each is attached.
+fn needed_hooks(lines: &[HookLine]) -> BTreeMap<&'static str, bool> {
+    let needed = lines.iter().filter(|line| line.state != HookState::NotNeeded);
+    let named = |line: &HookLine| {
+        let hook = Hook::from_symbol(&line.hook)?;
+        Some((hook.symbol(), line.state == HookState::Attached))
+    };
+    needed.filter_map(named).collect()
 }
 
 /// A number by which flows are sampled: the same for each verdict on one flow.

@@ -211,6 +211,19 @@ fn the_page_lists_every_metric_with_its_type_and_labels() {
 }
 
 #[test]
+fn a_hook_that_nothing_needs_is_neither_attached_nor_missing() {
+    let line =
+        |hook: &str, state| HookLine { hook: hook.into(), attach: "kprobe".into(), state, reason: None };
+    let hooks = needed_hooks(&[
+        line("kfree_skb", HookState::Attached),
+        line("early_drop", HookState::Missing),
+        line("nf_send_unreach", HookState::NotNeeded),
+        line("of_another_version", HookState::Attached),
+    ]);
+    assert_eq!(hooks, BTreeMap::from([("early_drop", false), ("kfree_skb", true)]));
+}
+
+#[test]
 fn flows_are_sampled_by_their_addresses() {
     let hashes: BTreeSet<u64> = (0..1000).map(|port| flow_hash(&fixture::ok(port))).collect();
     assert_eq!(hashes.len(), 1000);

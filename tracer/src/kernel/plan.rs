@@ -269,6 +269,20 @@ impl HookPlan {
         self.lines.get(index).map(|line| &line.tier)
     }
 
+    /// The module of a hook was unloaded. As at the start, no rule refuses packets without the modules that do so: their hooks
+    /// are no gap.
+    pub fn unload(&mut self, index: usize) {
+        if let Some(line) = self.lines.get_mut(index)
+            && let Some(module) = line.spec.module
+        {
+            let reason = format!("the module {module} was unloaded");
+            line.state = match refusing(line.spec) {
+                Some(_) => State::NotNeeded(reason),
+                None => State::Missing(reason),
+            };
+        }
+    }
+
     /// The kernel refused a planned hook.
     pub fn refuse(&mut self, index: usize, reason: String) {
         if let Some(line) = self.lines.get_mut(index) {
@@ -398,6 +412,16 @@ fn position(prototype: Option<&Prototype>, name: &str) -> Option<usize> {
     prototype?.position(name)
 }
 
+/// The module of a hook that is loaded with the first rule that refuses packets of a family, and this family. Most nodes
+/// have such rules of one family at the most.
+fn refusing(spec: &HookSpec) -> Option<(&'static str, &'static str)> {
+    match spec.module {
+        Some(module @ "nf_reject_ipv4") => Some((module, "IPv4")),
+        Some(module @ "nf_reject_ipv6") => Some((module, "IPv6")),
+        _ => None,
+    }
+}
+
 fn tier(spec: &HookSpec, tiers: Tiers, kernel: &impl KernelFacts) -> Tier {
     let is_alone = match spec.attach {
         Attach::Entry { fentry: None, .. } => {
@@ -480,12 +504,12 @@ fn state(
                 }
             }
             if !kernel.has_symbol(symbol) {
-                // Most clusters have one family: the other one's hooks are no gap as long as it has no rules.
-                if spec.module == Some("nf_reject_ipv6") && !kernel.has_module("nf_reject_ipv6") {
-                    return State::NotNeeded(
-                        "the module nf_reject_ipv6 is not loaded: no rule refuses IPv6 on this node"
-                            .to_owned(),
-                    );
+                if let Some((module, family)) = refusing(spec)
+                    && !kernel.has_module(module)
+                {
+                    let reason =
+                        format!("the module {module} is not loaded: no rule refuses {family} on this node");
+                    return State::NotNeeded(reason);
                 }
                 return State::Missing(match spec.module {
                     Some(module) if !kernel.has_module(module) => {

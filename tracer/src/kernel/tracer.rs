@@ -422,7 +422,7 @@ impl Tracer {
             // The programs of a later attachment count from 0.
             self.skipped_before[hook as usize] = 0;
             if let Some(index) = plan.lines().iter().position(|line| line.spec.hook == hook) {
-                plan.refuse(index, reason.clone());
+                plan.unload(index);
             }
             changes.push(HookChange::lost(hook, before, &reason));
         }

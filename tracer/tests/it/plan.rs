@@ -156,13 +156,47 @@ fn a_lean_trace_leaves_out_what_healthy_connections_meet() {
 #[test]
 fn a_module_that_is_not_loaded_is_named_and_costs_its_hook_only() {
     let mut kernel = Kernel::whole();
-    kernel.modules.remove("nf_reject_ipv4");
-    kernel.symbols.remove("nf_send_unreach");
-    kernel.symbols.remove("nf_send_reset");
+    kernel.modules.remove("nf_nat");
+    kernel.symbols.remove("nf_nat_icmp_reply_translation");
     let plan = kernel.plan(HookSet::Full);
-    assert!(missing(&plan, Hook::SendUnreach).contains("nf_reject_ipv4 is not loaded"));
-    assert_eq!(plan.gaps().count(), 2);
+    assert!(missing(&plan, Hook::IcmpError).contains("nf_nat is not loaded"));
+    assert_eq!(plan.gaps().count(), 1);
     assert!(plan.fatal().is_none());
+}
+
+/// A node without a rule that refuses packets is healthy: its kernel has no such function, and nothing is missed.
+#[test]
+fn without_a_rule_that_refuses_packets_its_hooks_are_no_gap() {
+    for (module, symbols, hook) in [
+        ("nf_reject_ipv4", ["nf_send_unreach", "nf_send_reset"], Hook::SendUnreach),
+        ("nf_reject_ipv6", ["nf_send_unreach6", "nf_send_reset6"], Hook::SendUnreach6),
+    ] {
+        let mut kernel = Kernel::whole();
+        kernel.modules.remove(module);
+        for symbol in symbols {
+            kernel.symbols.remove(symbol);
+        }
+        let plan = kernel.plan(HookSet::Failures);
+        let State::NotNeeded(reason) = state(&plan, hook) else { panic!("{:?}", state(&plan, hook)) };
+        assert!(reason.contains(&format!("{module} is not loaded: no rule refuses IPv")), "{reason}");
+        assert_eq!(plan.gaps().count(), 0);
+        // Loaded, but without the functions: that is a gap.
+        kernel.modules.insert(module);
+        assert_eq!(kernel.plan(HookSet::Failures).gaps().count(), 2);
+    }
+}
+
+#[test]
+fn a_hook_whose_module_was_unloaded_is_a_gap_only_if_rules_may_still_need_it() {
+    let mut plan = Kernel::whole().plan(HookSet::Failures);
+    let index = |hook: Hook| Hook::ALL.iter().position(|it| *it == hook).unwrap();
+    plan.unload(index(Hook::NfSendReset));
+    assert_eq!(
+        state(&plan, Hook::NfSendReset),
+        State::NotNeeded("the module nf_reject_ipv4 was unloaded".to_owned())
+    );
+    plan.unload(index(Hook::IcmpError));
+    assert_eq!(missing(&plan, Hook::IcmpError), "the module nf_nat was unloaded");
 }
 
 #[test]
