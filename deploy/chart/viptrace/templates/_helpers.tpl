@@ -59,7 +59,17 @@ an empty text stands for the agent's null. */}}
 {{- if and (eq (include "viptrace.authorization" .) "token") (not (or .Values.metricsTLS.secretName (dig "tls" "certificate" "" $metrics))) -}}
 {{- fail "config.metrics.authorization=token needs TLS, so that tokens are encrypted: set metricsTLS.secretName" -}}
 {{- end -}}
+{{- if and (not .Values.configSecret) (ge (int (include "viptrace.drainMilliseconds" .)) (mul 1000 .Values.terminationGracePeriodSeconds | int)) -}}
+{{- fail (printf "config.drain (%s) has to be shorter than terminationGracePeriodSeconds (%d), or the kubelet kills the agent before it has ended" (dig "drain" "10s" .Values.config) (int .Values.terminationGracePeriodSeconds)) -}}
+{{- end -}}
 {{- toYaml $config -}}
+{{- end -}}
+
+{{/* The time that the agent may take to end. The agent itself refuses text that is no duration. */}}
+{{- define "viptrace.drainMilliseconds" -}}
+{{- $drain := dig "drain" "10s" .Values.config | toString -}}
+{{- $unit := get (dict "ms" 1 "s" 1000 "m" 60000 "h" 3600000) (regexFind "[a-z]+$" $drain) | default 0 -}}
+{{- mul (regexFind "^[0-9]+" $drain | atoi) $unit -}}
 {{- end -}}
 
 {{/* The addresses and paths. A key that is absent has the agent's default; an empty text means none. */}}
