@@ -155,6 +155,19 @@ fn alerts() -> Vec<Alert> {
         .collect()
 }
 
+/// An alert on a node's kube-proxy that does not name the node sends people to all of them.
+#[test]
+fn an_alert_on_a_nodes_kube_proxy_names_the_node() {
+    let rules = read(&folder().alerts());
+    for domain in [Domain::PodCrash, Domain::ApiConnectivity] {
+        let alert =
+            rules.split("- alert: ").find(|rule| rule.contains(&format!("{{domain=\"{domain}\"}}"))).unwrap();
+        let summary = alert.lines().find(|line| line.contains("summary:")).unwrap();
+        assert!(summary.contains("$labels.node"), "{summary}");
+        assert!(alert.contains("viptrace:node_faults:increase10m"), "{alert}");
+    }
+}
+
 #[test]
 fn each_domain_of_a_fault_has_an_alert() {
     let alerts = alerts();
@@ -231,7 +244,7 @@ fn the_first_faults_of_a_service_are_counted() {
             increases += 1;
         }
     }
-    assert_eq!(increases, 6, "two recorded series, two figures and two tables");
+    assert_eq!(increases, 7, "three recorded series, two figures and two tables");
 }
 
 #[test]
