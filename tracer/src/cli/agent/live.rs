@@ -10,11 +10,15 @@ use crate::{
         config::{Config, HookChoice},
     },
     cli::{
+        ResultExt as _,
         args::{Attach, ClusterSource, Hooks, TraceOptions},
         stop::Stop,
         trace::{Sink, Trace},
     },
-    kernel::tracer::{Tracer, measure_runs},
+    kernel::{
+        environment::Environment,
+        tracer::{Tracer, measure_runs},
+    },
     recording::{Header, HookState, Recorded},
     report::{Form, Output},
     session::{Judgements, Pair, Pipeline},
@@ -32,6 +36,7 @@ pub(super) async fn run(
     stop: &mut Stop,
     hangup: &mut Signal,
 ) -> anyhow::Result<()> {
+    check_capabilities(&Environment::inspect())?;
     let options = options(config, node);
     let _measured = config.kernel_stats.then(|| measure(&agent)).flatten();
     let mut sink = AgentSink { agent, hangup, reload: false, read_runs: None };
@@ -47,6 +52,12 @@ pub(super) async fn run(
     }
     sink.agent.finish().await;
     Ok(())
+}
+
+/// Refuses to run without a capability without which a trace by hand goes on: nobody reads for months what it lacks.
+fn check_capabilities(environment: &Environment) -> anyhow::Result<()> {
+    let Some(gap) = environment.net_admin_gap() else { return Ok(()) };
+    Err(anyhow::anyhow!("{}: {}", gap.what, gap.why)).hint(|| gap.remedy.to_owned())
 }
 
 /// Makes the kernel measure the run times of programs while the result lives.
@@ -173,5 +184,26 @@ impl Sink for AgentSink<'_> {
         } else {
             std::future::pending::<()>().await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn the_agent_does_not_run_without_a_capability_that_only_costs_a_trace_evidence() {
+        let check = |capabilities: &str| {
+            let root = tempfile::tempdir().unwrap();
+            fs::create_dir_all(root.path().join("proc/self")).unwrap();
+            fs::write(root.path().join("proc/self/status"), format!("CapEff:\t{capabilities}\n")).unwrap();
+            check_capabilities(&Environment::inspect_at(root.path()))
+        };
+        // BPF and PERFMON, with and without NET_ADMIN.
+        check("000000c000001000").unwrap();
+        let error = format!("{:#}", check("000000c000000000").unwrap_err());
+        assert!(error.contains("CAP_NET_ADMIN is missing"), "{error}");
     }
 }

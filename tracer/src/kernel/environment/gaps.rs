@@ -45,6 +45,7 @@ impl Environment {
             self.kprobe_gap(),
             self.perf_gap(),
             self.netns_gap(),
+            self.net_admin_gap(),
         ]
         .into_iter()
         .flatten()
@@ -110,6 +111,18 @@ impl Environment {
             what: "CAP_PERFMON is missing".to_owned(),
             why: "programs may not be attached to kernel functions or read kernel memory without it",
             remedy: "run as root, or in a Pod add BPF and PERFMON (SYS_ADMIN before Linux 5.8) to its capabilities",
+        })
+    }
+
+    /// Without it the kernel shows neither its rules nor conntrack's entries. A trace by hand goes on; an agent would call
+    /// faults unexplained for months.
+    pub fn net_admin_gap(&self) -> Option<Gap> {
+        self.capabilities.filter(|held| !held.has(Capability::NetAdmin)).map(|_| Gap {
+            severity: Severity::Degraded,
+            what: "CAP_NET_ADMIN is missing".to_owned(),
+            why: "the node's rules, IPVS's tables and conntrack's entries cannot be read, and faults that they prove are not \
+                  named (C3, C5, C8, C30)",
+            remedy: "run as root, or in a Pod add NET_ADMIN to its capabilities",
         })
     }
 

@@ -72,6 +72,8 @@ fn each_lack_is_named_with_its_weight() {
         ("proc/self/status", "CapEff:\t0000013fffdfffff\n", Severity::Fatal, "CAP_BPF"),
         // CAP_BPF and CAP_PERFMON alone are enough, except where a distribution demands more.
         ("proc/self/status", "CapEff:\t000000c000000000\n", Severity::Degraded, "perf_event_paranoid"),
+        // Everything but CAP_NET_ADMIN.
+        ("proc/self/status", "CapEff:\t000001ffffffefff\n", Severity::Degraded, "CAP_NET_ADMIN"),
         ("proc/self/status", "garbage", Severity::Degraded, "capabilities cannot be read"),
         ("sys/bus/event_source/devices/kprobe/type", "", Severity::Degraded, "kprobes"),
     ] {
