@@ -2,8 +2,8 @@
 //!
 //! Owns the folder: when a segment begins and closes, which segments are deleted, and the pauses after a failure. A
 //! segment is a recording of its own. Each block is written with one `write(2)`, so that a killed process loses at most
-//! the open block; `fsync(2)` runs when a segment closes. Segments carry a number, because a clock that steps back must
-//! not make a new segment the oldest.
+//! the open block; `fsync(2)` runs when a segment closes. A segment's name has the wall clock's time, by which people look for
+//! it, and a number, because a clock that steps back must not make a new segment the oldest.
 
 use std::{
     fs, io,
@@ -34,6 +34,9 @@ const MAX_PAUSE: Duration = Duration::from_mins(5);
 const MIN_AGE: Duration = Duration::from_secs(10);
 /// How often the bounds are checked between two segments.
 const CHECK: Duration = Duration::from_secs(30);
+/// A wall clock that was set back by more than this begins another segment: the name of the open one is later than what it
+/// would have from now on. Below the tolerance of those who choose segments by their time.
+const STEP_BACK: Duration = Duration::from_mins(1);
 /// The end of a segment's name.
 const SUFFIX: &str = ".viptrace";
 /// The extension of its name until it has its header: a killed process leaves no segment without one.
@@ -90,7 +93,9 @@ impl Segment {
     /// Whether it may have something of the time from `from` to `to`, if clocks differ by `apart` at most.
     pub(crate) fn overlaps(&self, from: Timestamp, to: Timestamp, apart: Duration) -> bool {
         let began = self.began().unwrap_or(Timestamp::MIN);
-        let is_late = !self.open && self.modified.saturating_add(apart) < from;
+        // A clock that was set back while it was written does not show its end.
+        let has_end = !self.open && self.modified.saturating_add(apart) >= began;
+        let is_late = has_end && self.modified.saturating_add(apart) < from;
         !is_late && began.saturating_sub(apart) <= to
     }
 }
@@ -100,6 +105,8 @@ impl Segment {
 struct Open {
     name: String,
     began: Instant,
+    /// The wall clock's time in its name.
+    named: Timestamp,
     /// Events observed before it.
     events_before: u64,
 }
@@ -164,8 +171,8 @@ impl FlightRecorder {
         self.checked = None;
     }
 
-    /// Begins, closes and deletes segments. `header` describes the trace, `now` is the time until which it has observed,
-    /// `at` is the monotonic clock. Returns messages for the log.
+    /// Begins, closes and deletes segments. `header` describes the trace, `now` is the time until which it has observed, on the
+    /// trace's clock, `at` is the monotonic clock. Returns messages for the log.
     ///
     /// Lists the folder, deletes files, and creates a file with its header. Everything else that waits for the disk runs
     /// on the segment's threads.
@@ -182,23 +189,24 @@ impl FlightRecorder {
         }
         self.count_events(recorded);
         let Some(folder) = self.config.folder.clone() else { return notices };
+        let wall = recorded.pipeline().unix_then(now);
         if let Some(failure) = recorded.failure() {
             let why =
                 format!("the segment ends at {}: {}", failure.covered.to_the_millisecond(), failure.error);
             self.failed(&why, at, &mut notices);
             self.close_open(recorded, now);
-        } else if self.is_complete(recorded, at) {
+        } else if self.is_complete(recorded, at, wall) {
             self.pause = PAUSE;
             self.close_open(recorded, now);
         }
         if self.open.is_none() && self.retry_at.is_none_or(|due| at >= due) {
             self.tidy(&folder, &mut notices);
-            match begin(&folder, recorded, header, now, &self.addresses) {
+            match begin(&folder, recorded, header, (now, wall), &self.addresses) {
                 Ok(name) => {
                     if self.retry_at.take().is_some() {
                         notices.push((Level::Info, format!("{} can be written again", folder.display())));
                     }
-                    self.open = Some(Open { name, began: at, events_before: self.events });
+                    self.open = Some(Open { name, began: at, named: wall, events_before: self.events });
                 }
                 Err(error) => {
                     self.failed(&sentence(&error), at, &mut notices);
@@ -249,12 +257,13 @@ impl FlightRecorder {
         self.events = events;
     }
 
-    /// Whether the open segment has its size or its age.
-    fn is_complete(&self, recorded: &mut Recorded, at: Instant) -> bool {
+    /// Whether the open segment has its size or its age, or the wall clock was set back to before its name.
+    fn is_complete(&self, recorded: &mut Recorded, at: Instant, wall: Timestamp) -> bool {
         let (Some(open), Some(file)) = (&self.open, recorded.recorder()) else { return false };
         let age = at.duration_since(open.began);
         let (bytes, full) = (file.written_bytes(), self.config.segment_bytes.get());
         age >= self.config.segment_age.get()
+            || wall.saturating_add(STEP_BACK) < open.named
             || bytes >= full && (age >= MIN_AGE || bytes >= full.saturating_mul(2))
     }
 
@@ -314,15 +323,15 @@ impl FlightRecorder {
     }
 }
 
-/// Creates the next segment and begins it.
+/// Creates the next segment and begins it, at a time on the trace's clock and on the wall clock.
 fn begin(
     folder: &Path,
     recorded: &mut Recorded,
     header: &Header,
-    now: Timestamp,
+    (now, wall): (Timestamp, Timestamp),
     addresses: &Addresses,
 ) -> Result<String, recording::CreateError> {
-    let path = next_path(folder, now)
+    let path = next_path(folder, wall)
         .map_err(|error| recording::CreateError::Create { path: folder.to_owned(), error })?;
     let unfinished = path.with_extension(UNFINISHED);
     let created = recording::create(&unfinished, true)?;
@@ -342,15 +351,16 @@ fn begin(
     Ok(path.file_name().unwrap_or_default().to_string_lossy().into_owned())
 }
 
-/// The path of the next segment: after the highest number.
-fn next_path(folder: &Path, now: Timestamp) -> io::Result<PathBuf> {
+/// The path of the next segment: after the highest number, with the wall clock's time.
+fn next_path(folder: &Path, wall: Timestamp) -> io::Result<PathBuf> {
     if !folder.is_dir() {
         platform::private_folder(&mut fs::DirBuilder::new()).recursive(true).create(folder)?;
     }
     remove_unfinished(folder)?;
     let last = segments(folder, None)?.last().and_then(|segment| number(&segment.name)).unwrap_or_default();
-    let time: String = now.to_the_millisecond().chars().filter(|c| !matches!(c, '-' | ':' | '.')).collect();
-    Ok(folder.join(format!("{:0DIGITS$}-{time}{SUFFIX}", last + 1)))
+    let time: String = wall.to_the_millisecond().chars().filter(|c| !matches!(c, '-' | ':' | '.')).collect();
+    let next = last.checked_add(1).ok_or_else(|| io::Error::other("a segment has the highest number"))?;
+    Ok(folder.join(format!("{next:0DIGITS$}-{time}{SUFFIX}")))
 }
 
 /// Removes what a process left that was killed while it began a segment.
@@ -442,6 +452,9 @@ mod tests {
             assert_eq!(closed.overlaps(at(from), at(to), apart), expected, "{from} to {to}");
         }
         assert!(closed.overlaps(Timestamp::MIN, Timestamp::MAX, apart));
+        // The clock was set back by an hour while it was written.
+        let stepped = segment(name, "09:30:00", false);
+        assert!(stepped.overlaps(at("10:20:00"), at("10:30:00"), apart));
         let open = Segment { open: true, ..closed };
         assert!(open.overlaps(at("12:00:00"), at("13:00:00"), apart), "it may be written now");
     }

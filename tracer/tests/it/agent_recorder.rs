@@ -15,7 +15,7 @@ use viptrace::{
     agent::{FlightRecorder, RecorderFigures, config::Config},
     kernel::decode::Decoder,
     recording::{DamageKind, Header, Player, Recorded, Records, Tape, Tapes},
-    session::{Detail, Pipeline},
+    session::{Detail, Pipeline, WallStep},
     time::Timestamp,
 };
 
@@ -217,6 +217,50 @@ fn a_missing_segment_is_a_gap_and_its_flows_are_not_called_healthy() {
     assert!((Duration::from_secs(9)..Duration::from_secs(13)).contains(&to.since(from)), "{from} {to}");
     assert_eq!(tapes[0].player().unwrap().pipeline().lost_events(), 1);
     assert!(said.len() < live.len());
+}
+
+/// A trace's clock is never stepped. A person looks for a segment by the wall clock.
+#[test]
+fn segments_have_the_time_of_the_wall_clock_and_stay_in_order_when_it_is_set_back() {
+    const HOUR_NS: i64 = 3_600_000_000_000;
+    let folder = tempfile::tempdir().unwrap();
+    let mut writer = Writer::new(folder.path(), "segment_age: 10m");
+    let step = |writer: &mut Writer, ahead_ns| {
+        writer.recorded.set_wall_clock(WallStep { at: writer.now, ahead_ns });
+        writer.turn(Duration::from_secs(5));
+    };
+    writer.turn(Duration::ZERO);
+    // Less than a minute: the name is still right.
+    step(&mut writer, -30_000_000_000);
+    assert_eq!(files(folder.path()).len(), 1);
+    step(&mut writer, -HOUR_NS);
+    let second = writer.now.saturating_sub(Duration::from_hours(1));
+    step(&mut writer, 24 * HOUR_NS);
+    writer.turn(Duration::from_mins(10));
+    let third = writer.now.saturating_add(Duration::from_hours(24));
+    let first = writer.header.started;
+    writer.end();
+    let name = |number: u32, time: Timestamp| {
+        let digits = time.to_the_millisecond().replace(['-', ':', '.'], "");
+        format!("0000000{number}-{digits}.viptrace")
+    };
+    let names: Vec<String> = files(folder.path())
+        .iter()
+        .map(|path| path.file_name().unwrap().to_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(names, [name(1, first), name(2, second), name(3, third)]);
+}
+
+#[test]
+fn no_segment_is_written_after_the_highest_number() {
+    let folder = tempfile::tempdir().unwrap();
+    let last = folder.path().join(format!("{}-20260102T100000000Z.viptrace", u64::MAX));
+    fs::write(&last, "").unwrap();
+    let mut writer = Writer::new(folder.path(), "");
+    writer.turn(Duration::ZERO);
+    assert_eq!(writer.recorder.figures().failures, 1);
+    assert!(writer.notices[0].contains("a segment has the highest number"), "{:?}", writer.notices);
+    assert_eq!(files(folder.path()), [last]);
 }
 
 #[test]
