@@ -1,11 +1,13 @@
-//! Counts with the names of Services: connections started, faults, unexplained flows.
+//! Counts with the names of Services: connections started, faults, unexplained flows, and what was not judged.
 //!
 //! Owns their bound and their end. At most a stated number of series have a Service's name; increments beyond it are
-//! added up under [`OTHER`], so that sums stay exact. A deleted Service or endpoint keeps its series for a stated time.
+//! added up under [`OTHER`], so that sums stay exact. A deleted Service or endpoint keeps its series for a
+//! stated time.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
+    sync::Arc,
     time::Duration,
 };
 
@@ -48,6 +50,10 @@ pub(crate) struct Counts {
     connections: BTreeMap<Started, u64>,
     faults: BTreeMap<Fault, u64>,
     unexplained: BTreeMap<Option<ServiceRef>, u64>,
+    /// Events that the kernel suppressed, by Service; the port is empty.
+    suppressed: BTreeMap<ServiceRef, u64>,
+    /// Flows without a verdict, because the table was full.
+    evicted: BTreeMap<ServiceRef, u64>,
     /// Increments that went to [`OTHER`].
     limited: u64,
     /// Since when a Service, or one of its endpoints, is gone.
@@ -92,22 +98,48 @@ impl Counts {
         add(&mut self.connections, key, count);
     }
 
+    /// Counts events of this Service that the kernel suppressed.
+    pub(crate) fn suppressed(&mut self, service: &Key, count: u64) {
+        let (namespace, name) = (Arc::clone(&service.namespace), Arc::clone(&service.name));
+        let service = ServiceRef { namespace, name, port: "".into() };
+        let service = self.named(service, count, |counts, key| counts.suppressed.contains_key(key));
+        add(&mut self.suppressed, service, count);
+    }
+
+    /// Counts flows of this Service port that have no verdict.
+    pub(crate) fn evicted(&mut self, service: &ServiceRef, count: u64) {
+        let service = self.named(service.clone(), count, |counts, key| counts.evicted.contains_key(key));
+        add(&mut self.evicted, service, count);
+    }
+
+    /// The Service under which these are counted: [`OTHER`] if it `is_known` not yet, and there is no room.
+    fn named(
+        &mut self,
+        service: ServiceRef,
+        count: u64,
+        is_known: impl Fn(&Self, &ServiceRef) -> bool,
+    ) -> ServiceRef {
+        if self.is_full() && !is_known(self, &service) {
+            self.limited = self.limited.saturating_add(count);
+            return other();
+        }
+        service
+    }
+
     /// Counts a failed flow by its cause. Others are not counted here.
     pub(crate) fn failed(&mut self, verdict: &Verdict) {
-        let mut service = verdict.service.clone();
+        let service = verdict.service.clone();
         if verdict.is_unexplained() {
-            if !self.unexplained.contains_key(&service) && service.is_some() && self.is_full() {
-                self.limited = self.limited.saturating_add(1);
-                service = Some(other());
-            }
+            let is_known =
+                |counts: &Self, of: &ServiceRef| counts.unexplained.contains_key(&Some(of.clone()));
+            let service = service.map(|service| self.named(service, 1, is_known));
             add(&mut self.unexplained, service, 1);
         } else if verdict.is_fault() {
-            let mut key = Fault { service, class: verdict.class, domain: verdict.domain };
-            if !self.faults.contains_key(&key) && key.service.is_some() && self.is_full() {
-                self.limited = self.limited.saturating_add(1);
-                key.service = Some(other());
-            }
-            add(&mut self.faults, key, 1);
+            let key = |service| Fault { service, class: verdict.class, domain: verdict.domain };
+            let is_known =
+                |counts: &Self, of: &ServiceRef| counts.faults.contains_key(&key(Some(of.clone())));
+            let service = service.map(|service| self.named(service, 1, is_known));
+            add(&mut self.faults, key(service), 1);
         }
     }
 
@@ -117,7 +149,11 @@ impl Counts {
 
     /// The number of series.
     pub(crate) fn len(&self) -> usize {
-        self.connections.len() + self.faults.len() + self.unexplained.len()
+        self.connections.len()
+            + self.faults.len()
+            + self.unexplained.len()
+            + self.suppressed.len()
+            + self.evicted.len()
     }
 
     pub(crate) fn limited(&self) -> u64 {
@@ -136,6 +172,14 @@ impl Counts {
         self.unexplained.iter().map(|(key, count)| (key.as_ref(), *count))
     }
 
+    pub(crate) fn suppressed_by_service(&self) -> impl Iterator<Item = (&ServiceRef, u64)> {
+        self.suppressed.iter().map(|(key, count)| (key, *count))
+    }
+
+    pub(crate) fn evicted_by_service(&self) -> impl Iterator<Item = (&ServiceRef, u64)> {
+        self.evicted.iter().map(|(key, count)| (key, *count))
+    }
+
     /// Removes the series of Services and endpoints that are gone for longer than they are kept. Nothing is removed while the
     /// objects are not known.
     pub(crate) fn remove_gone(&mut self, history: &History, now: Timestamp) {
@@ -146,10 +190,9 @@ impl Counts {
         for key in self.connections.keys() {
             services.entry(&key.service).or_default().extend(key.endpoint);
         }
-        for service in self.faults.keys().filter_map(|key| key.service.as_ref()) {
-            services.entry(service).or_default();
-        }
-        for service in self.unexplained.keys().flatten() {
+        let of_faults = self.faults.keys().filter_map(|key| key.service.as_ref());
+        let others = of_faults.chain(self.unexplained.keys().flatten());
+        for service in others.chain(self.suppressed.keys()).chain(self.evicted.keys()) {
             services.entry(service).or_default();
         }
         let mut gone = BTreeMap::new();
@@ -185,6 +228,8 @@ impl Counts {
         self.connections.retain(|key, _| stays(&key.service, key.endpoint));
         self.faults.retain(|key, _| key.service.as_ref().is_none_or(|service| stays(service, None)));
         self.unexplained.retain(|key, _| key.as_ref().is_none_or(|service| stays(service, None)));
+        self.suppressed.retain(|service, _| stays(service, None));
+        self.evicted.retain(|service, _| stays(service, None));
         gone.retain(|_, since| !is_over(since));
         self.gone = gone;
     }

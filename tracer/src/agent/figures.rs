@@ -88,6 +88,8 @@ pub(crate) struct Figures {
     pub(crate) events: u64,
     pub(crate) lost_events: u64,
     pub(crate) suppressed_events: u64,
+    /// Addresses and ports of Services without room in the kernel.
+    pub(crate) refused_ends: u64,
     /// By the hook's kernel name: whether it is attached.
     pub(crate) hooks: BTreeMap<&'static str, bool>,
     pub(crate) runs: BTreeMap<&'static str, HookRuns>,

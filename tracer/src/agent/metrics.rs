@@ -186,7 +186,12 @@ fn flows(page: &mut Page<'_>, figures: &Figures) -> fmt::Result {
     page.counter("viptrace_series_limited", "Increments that went to service=\"_other\"", counts.limited())?;
     page.gauge("viptrace_series", "Series with names of Services", counts.len() as u64)?;
     page.gauge("viptrace_open_flows", "Flows in memory", figures.open_flows)?;
-    page.counter("viptrace_evicted_flows", "Flows evicted without a verdict", figures.evicted_flows)
+    page.counter("viptrace_evicted_flows", "Flows evicted without a verdict", figures.evicted_flows)?;
+    page.counters(
+        "viptrace_service_evicted_flows",
+        "Flows of a Service port evicted without a verdict",
+        counts.evicted_by_service().map(|(service, count)| (of_service(Some(service)), count)),
+    )
 }
 
 fn kernel(page: &mut Page<'_>, figures: &Figures) -> fmt::Result {
@@ -196,6 +201,18 @@ fn kernel(page: &mut Page<'_>, figures: &Figures) -> fmt::Result {
         "viptrace_suppressed_events",
         "Events of storms that the kernel counted instead of reporting",
         figures.suppressed_events,
+    )?;
+    page.counters(
+        "viptrace_service_suppressed_events",
+        "Suppressed events whose Service is known",
+        figures.counts.suppressed_by_service().map(|(service, count)| {
+            (vec![("namespace", &*service.namespace), ("service", &*service.name)], count)
+        }),
+    )?;
+    page.gauge(
+        "viptrace_services_refused",
+        "Addresses and ports of Services without room in the kernel",
+        figures.refused_ends,
     )?;
     page.counters(
         "viptrace_skipped_runs",

@@ -34,7 +34,7 @@ use foldhash::fast::FixedState;
 use tokio::{sync::watch, task::JoinSet};
 
 use crate::{
-    cluster,
+    cluster::{self, Key},
     error::sentence,
     recording::{End, Header, HookLine, HookState, Recorded},
     report::{self, OutputError},
@@ -60,6 +60,8 @@ pub use stream::{Wanted, client::answer};
 const TICK: Duration = Duration::from_secs(5);
 /// How long the end waits, at the least, for readers of the stream and for the receiver of the export.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+/// How often the suppressed events are counted by Service.
+const COUNT_SUPPRESSED: Duration = Duration::from_secs(5);
 /// How often the series of deleted Services are looked for.
 const SWEEP: Duration = Duration::from_secs(30);
 
@@ -97,6 +99,8 @@ pub(crate) struct Agent {
     header: Option<Header>,
     ticked: Instant,
     swept: Option<Timestamp>,
+    /// The suppressed events of each Service that are counted, and when they were.
+    suppressed: (BTreeMap<Key, u64>, Option<Instant>),
     socket: Option<PathBuf>,
     tasks: JoinSet<()>,
     exports: JoinSet<()>,
@@ -147,6 +151,7 @@ impl Agent {
             header: None,
             ticked: Instant::now(),
             swept: None,
+            suppressed: (BTreeMap::new(), None),
             socket,
             tasks,
             exports,
@@ -200,14 +205,20 @@ impl Agent {
 
     /// Counts judgements and passes failed and sampled flows on.
     pub(crate) fn show(&mut self, judgements: &Judgements) -> Result<(), OutputError> {
-        if judgements.judged.is_empty() && judgements.folded.is_empty() {
+        let Judgements { judged, folded, unjudged, .. } = judgements;
+        if judged.is_empty() && folded.is_empty() && unjudged.is_empty() {
             return Ok(());
         }
         let mut figures = self.context.figures.lock();
-        for judged in &judgements.judged {
+        for flows in unjudged {
+            if let Some(service) = &flows.service {
+                figures.counts.evicted(service, flows.count);
+            }
+        }
+        for judged in judged {
             figures.judged(judged);
         }
-        for folded in &judgements.folded {
+        for folded in folded {
             figures.results(folded.verdict.class.kind(), folded.count);
             figures.started(&folded.verdict, folded.count);
         }
@@ -217,7 +228,7 @@ impl Agent {
         let config = self.current();
         let shown =
             |verdict: &&Verdict| verdict.has_failed() || is_sampled || config.sample.has(flow_hash(verdict));
-        for verdict in judgements.judged.iter().map(|judged| &judged.verdict).filter(shown) {
+        for verdict in judged.iter().map(|judged| &judged.verdict).filter(shown) {
             self.pass_on(verdict, &config)?;
         }
         Ok(())
@@ -260,7 +271,31 @@ impl Agent {
         self.update(recorded.pipeline(), now);
     }
 
+    /// The kernel has no room for so many addresses and ports of Services.
+    pub(crate) fn services_refused(&self, count: u64) {
+        self.context.figures.lock().refused_ends = count;
+    }
+
+    /// Counts the suppressed events of each Service since the last time. They are often attributed after the total has
+    /// counted them.
+    fn count_suppressed(&mut self, pipeline: &Pipeline) {
+        let (counted, at) = &mut self.suppressed;
+        if at.is_some_and(|at| self.ticked.duration_since(at) < COUNT_SUPPRESSED) {
+            return;
+        }
+        *at = Some(self.ticked);
+        let mut figures = self.context.figures.lock();
+        for (service, total) in pipeline.suppressed_by_service() {
+            let before = counted.get(service).copied().unwrap_or_default();
+            if total > before {
+                figures.counts.suppressed(service, total - before);
+                counted.insert(service.clone(), total);
+            }
+        }
+    }
+
     fn update(&mut self, pipeline: &Pipeline, now: Timestamp) {
+        self.count_suppressed(pipeline);
         let mut figures = self.context.figures.lock();
         figures.recorder = self.recorder.figures().clone();
         let counters = pipeline.counters();
@@ -338,6 +373,13 @@ impl Agent {
         self.context.health.draining();
         self.context.figures.lock().ready = false;
         self.context.log.info("stop", "judges the open flows and ends");
+    }
+
+    /// The trace ended: reports what it did not observe.
+    pub(crate) fn ended(&self, gaps: &[String]) {
+        for gap in gaps {
+            self.context.log.info("gap", gap);
+        }
     }
 
     /// Closes the last segment, unless the trace did.

@@ -7,7 +7,7 @@ use crate::{
     class::Class,
     cluster::{History, Key, Kind, model::Change, trim::trim},
     report::fixture,
-    session::Judged,
+    session::{Judged, NotJudged},
     verdict::ServiceRef,
 };
 
@@ -171,6 +171,8 @@ fn the_page_lists_every_metric_with_its_type_and_labels() {
         let mut figures = figures.lock();
         figures.judged(&judged("cart", Class::C20));
         figures.judged(&judged("cart", Class::Unknown));
+        figures.counts.suppressed(&Key::new("shop", "cart"), 1);
+        figures.counts.evicted(&judged("cart", Class::Ok).verdict.service.unwrap(), 1);
         figures.hooks.insert("nf_hook", true);
         let measured = Some((Duration::from_millis(3), 7));
         figures.runs.insert("nf_hook", HookRuns { skipped: 1, measured });
@@ -232,6 +234,36 @@ fn flows_are_sampled_by_their_addresses() {
     assert!((50..200).contains(&sampled), "{sampled}");
     let every = Config::parse("version: 1\nsample: 1/1\n").unwrap();
     assert!(hashes.iter().all(|hash| every.sample.has(*hash)));
+}
+
+/// An agent without ports, and the runtime of its tasks.
+fn agent(yaml: &str) -> (tokio::runtime::Runtime, Agent) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let text = format!(
+        "version: 1\nmetrics: {{listen: null}}\nhealth: {{listen: null}}\nstream: {{socket: null}}\n{yaml}"
+    );
+    let config = Config::parse(&text).unwrap();
+    let agent = {
+        let _entered = runtime.enter();
+        Agent::start(config, Path::new("/nowhere/agent.yaml"), None).unwrap()
+    };
+    (runtime, agent)
+}
+
+#[test]
+fn evicted_flows_and_refused_addresses_are_counted_without_a_judged_flow() {
+    let (_runtime, mut agent) = agent("");
+    let at = Timestamp::from_unix_secs(100);
+    let of = |service: Option<&str>, count| {
+        let service = service.and_then(|name| verdict(name, Class::Ok).service);
+        NotJudged { service, count, first: at, last: at }
+    };
+    let unjudged = vec![of(Some("cart"), 3), of(None, 5)];
+    agent.show(&Judgements { unjudged, ..Judgements::default() }).unwrap();
+    agent.services_refused(12);
+    let text = scrape(&agent.context.figures);
+    assert_eq!(values(&text, "viptrace_service_evicted_flows_total"), [3]);
+    assert_eq!(values(&text, "viptrace_services_refused"), [12]);
 }
 
 #[test]

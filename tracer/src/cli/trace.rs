@@ -324,10 +324,17 @@ impl<'a> Trace<'a> {
             }
         };
         tracer.report(&mut self.plan);
+        let limits = self.plan.limits();
+        for gap in &self.gaps {
+            sink.gap(gap);
+        }
+        for limit in &limits {
+            sink.limit(limit);
+        }
         self.gaps.extend(
             self.plan.gaps().map(|(spec, reason)| format!("{}: {} ({reason})", spec.symbol, spec.absence)),
         );
-        self.gaps.extend(self.plan.limits());
+        self.gaps.extend(limits);
         let missing = self.plan.gaps().map(|(spec, _)| spec.hook).collect();
         self.pipeline.set_missing_hooks(missing);
         self.started = tracer.armed_at();
@@ -342,7 +349,8 @@ impl<'a> Trace<'a> {
         }
         sink.attached(&tracer, header)?;
         let tracer = self.tracer.insert(tracer);
-        self.exchange.set_services(tracer, &self.pipeline.pipeline().cluster().history, self.started);
+        let history = &self.pipeline.pipeline().cluster().history;
+        self.exchange.set_services(tracer, history, self.started, sink)?;
         if let Some(path) = &options.ready_file {
             fs::write(path, format!("{}\n", self.started))
                 .with_context(|| format!("cannot write the ready file {}", path.display()))?;
@@ -401,7 +409,7 @@ impl<'a> Trace<'a> {
                 () = sink.wanted() => {}
                 update = self.feed.next() => self.absorb(update).await,
                 reading = self.node.answer() => self.node_read(reading, sink)?,
-                listed = self.lister.answer() => self.listed(listed),
+                listed = self.lister.answer() => self.listed(listed, sink),
                 ready = tracer.readable() => ready.context("cannot wait for the kernel's events")?,
                 () = sleep_until(deadline) => {}
             }
@@ -532,7 +540,7 @@ impl<'a> Trace<'a> {
     }
 
     /// Takes the listed entries, or reports once why they could not be listed.
-    fn listed(&mut self, listed: io::Result<Vec<ListedEntry>>) {
+    fn listed(&mut self, listed: io::Result<Vec<ListedEntry>>, sink: &mut impl Sink) {
         match listed {
             Ok(entries) => {
                 let Some(tracer) = &self.tracer else { return };
@@ -542,9 +550,9 @@ impl<'a> Trace<'a> {
             }
             Err(error) if !self.list_failed => {
                 self.list_failed = true;
-                self.gaps.push(format!(
-                    "conntrack's entries could not be listed: {error} (stale UDP entries, C8)"
-                ));
+                let gap = format!("conntrack's entries could not be listed: {error} (stale UDP entries, C8)");
+                sink.gap(&gap);
+                self.gaps.push(gap);
             }
             Err(_) => {}
         }
@@ -654,7 +662,7 @@ impl<'a> Trace<'a> {
             listed = self.lister.read() => listed,
             () = stop.wanted() => Ok(Vec::new()),
         };
-        self.listed(listed);
+        self.listed(listed, sink);
         let ended = now();
         let judged = self.pipeline.finish(ended);
         self.show(judged, ended, sink)?;

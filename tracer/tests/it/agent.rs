@@ -2,11 +2,15 @@
 
 use std::{
     fs,
+    net::IpAddr,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
-use crate::agent_support::{Agent, get, recording, request, sum, viptrace};
+use viptrace::{flow::Suppressed, net::Netns};
+
+use crate::agent_support::{Agent, get, recording, recording_with, request, sum, viptrace};
 
 fn lines(bytes: &[u8]) -> Vec<String> {
     String::from_utf8(bytes.to_vec()).unwrap().lines().map(str::to_owned).collect()
@@ -68,6 +72,38 @@ fn a_fault_appears_in_the_metrics_the_stream_the_output_and_a_segment() {
     let again = viptrace(&["replay", stored[0].to_str().unwrap(), "-o", "json", "--all"]);
     assert_eq!(lines(&again.stdout), all, "{}", String::from_utf8_lossy(&again.stderr));
     assert!(!String::from_utf8_lossy(&again.stderr).contains("incomplete"));
+}
+
+#[test]
+fn suppressed_events_are_counted_by_service_and_gaps_are_logged() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = recording_with(folder.path(), |live| {
+        let suppressed = |service, count| Suppressed {
+            client: None,
+            service: Some(IpAddr::from([10, 96, 10, service])),
+            netns: Netns(1),
+            from: live.now.saturating_sub(Duration::from_secs(1)),
+            to: live.now,
+            count,
+        };
+        let all = [suppressed(20, 7), suppressed(10, 30), suppressed(20, 5), suppressed(250, 100)];
+        for suppressed in all {
+            live.recorded.suppressed(suppressed);
+        }
+    });
+    let agent = Agent::start(folder.path(), &source, "");
+    let of = |text: &str, service: &str| {
+        sum(
+            text,
+            "viptrace_service_suppressed_events_total",
+            &format!("namespace=\"shop\",service=\"{service}\""),
+        )
+    };
+    let text = agent.until(|text| of(text, "checkout") > 0);
+    assert_eq!((of(&text, "checkout"), of(&text, "cart")), (12, 30));
+    assert_eq!(sum(&text, "viptrace_suppressed_events_total", ""), 142);
+    assert_eq!(sum(&text, "viptrace_services_refused", ""), 0);
+    assert!(agent.log.contains("info gap: nothing but a test"), "{}", agent.log);
 }
 
 #[test]

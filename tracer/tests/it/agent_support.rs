@@ -20,6 +20,11 @@ pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
 /// A recording of healthy and failing connections.
 pub(crate) fn recording(folder: &Path) -> PathBuf {
+    recording_with(folder, |_| ())
+}
+
+/// The same, with what `happens` before its end.
+pub(crate) fn recording_with(folder: &Path, happens: impl FnOnce(&mut Live)) -> PathBuf {
     let path = folder.join("source.viptrace");
     let corpus = corpus("debian-6.12");
     let mut live = Live::new(&header(&corpus), Detail::All, &path);
@@ -27,6 +32,7 @@ pub(crate) fn recording(folder: &Path) -> PathBuf {
     for batch in traffic.chunks(50) {
         live.turn(batch.iter().map(Vec::as_slice));
     }
+    happens(&mut live);
     live.pass(Duration::from_secs(20));
     live.end();
     path

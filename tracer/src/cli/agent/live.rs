@@ -45,7 +45,8 @@ pub(super) async fn run(
     sink.agent.draining();
     let limit = sink.agent.drain_limit();
     if let Ok(finished) = tokio::time::timeout(limit, trace.finish(&mut sink, stop)).await {
-        finished?;
+        let (ending, _) = finished?;
+        sink.agent.ended(&ending.gaps);
     } else {
         let text = format!("the open flows were not judged within {} s", limit.as_secs_f64());
         sink.agent.log().warn("stop", &text);
@@ -115,6 +116,24 @@ struct AgentSink<'a> {
 impl Sink for AgentSink<'_> {
     fn warn(&mut self, text: &str) -> anyhow::Result<()> {
         self.agent.log().warn("start", text);
+        Ok(())
+    }
+
+    fn gap(&mut self, text: &str) {
+        self.agent.log().warn("gap", text);
+    }
+
+    fn limit(&mut self, text: &str) {
+        self.agent.log().info("kernel", text);
+    }
+
+    fn services_refused(&mut self, count: u64, text: &str) -> anyhow::Result<()> {
+        self.agent.services_refused(count);
+        if count > 0 {
+            self.agent.log().warn("kernel", text);
+        } else {
+            self.agent.log().info("kernel", text);
+        }
         Ok(())
     }
 

@@ -34,7 +34,7 @@ pub(super) async fn run(
     while !stopped && let Some(step) = player.step().with_context(place)? {
         match step {
             Step::Judged { judgements, .. } => agent.show(&judgements)?,
-            Step::Ended(_) => {}
+            Step::Ended(end) => agent.ended(&end.gaps),
         }
         let now = player.now();
         if player.has_started() {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 
 use super::Sink;
-use crate::{cluster::History, kernel::tracer::Tracer, session::Attribution, text::count, time::Timestamp};
+use crate::{cluster::History, kernel::tracer::Tracer, session::Attribution, time::Timestamp};
 
 /// The interval at which changed Services are passed on: they are looked through as a whole.
 const SERVICES: Duration = Duration::from_secs(1);
@@ -52,7 +52,7 @@ impl Exchange {
         sink: &mut impl Sink,
     ) -> anyhow::Result<()> {
         if self.has_changed && self.services_set.elapsed() >= SERVICES {
-            self.set_services(tracer, history, now);
+            self.set_services(tracer, history, now, sink)?;
         }
         if self.counted.0.elapsed() >= COUNTS {
             self.count(tracer, history, now, Attribution::BEHIND, sink)?;
@@ -61,20 +61,22 @@ impl Exchange {
     }
 
     /// Passes the ends on that belong to Services.
-    pub(super) fn set_services(&mut self, tracer: &mut Tracer, history: &History, now: Timestamp) {
+    pub(super) fn set_services(
+        &mut self,
+        tracer: &mut Tracer,
+        history: &History,
+        now: Timestamp,
+        sink: &mut impl Sink,
+    ) -> anyhow::Result<()> {
         (self.services_set, self.has_changed) = (Instant::now(), false);
         if !tracer.is_recorder() {
-            return;
+            return Ok(());
         }
-        match tracer.set_services(&history.service_ends(self.node.as_deref(), now)) {
-            Some(0) => tracing::info!("every address and port of the Services has room in the kernel again"),
-            Some(refused) => tracing::warn!(
-                "the kernel has no room for {} of Services: their failures are observed only where NAT has translated the \
-                 connection",
-                count(refused, "address or port")
-            ),
-            None => {}
-        }
+        let Some(refused) = tracer.set_services(&history.service_ends(self.node.as_deref(), now)) else {
+            return Ok(());
+        };
+        let refused = u64::try_from(refused).unwrap_or(u64::MAX);
+        sink.services_refused(refused, &without_room(refused))
     }
 
     /// Passes on the connections of the last moments, and all that wait for their Service: nothing is learned any more.
@@ -108,5 +110,16 @@ impl Exchange {
         }
         sink.uncounted(uncounted);
         Ok(())
+    }
+}
+
+/// The message about the addresses and ports of Services that the kernel has no room for.
+fn without_room(refused: u64) -> String {
+    match refused {
+        0 => "every address and port of the Services has room in the kernel again".to_owned(),
+        refused => format!(
+            "the kernel has no room for {refused} of the Services' addresses with their ports: their failures are observed \
+             only where NAT has translated the connection"
+        ),
     }
 }

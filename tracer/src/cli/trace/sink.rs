@@ -22,6 +22,17 @@ pub(in crate::cli) trait Sink {
     /// A limit of the verdicts that the user has to know.
     fn warn(&mut self, text: &str) -> anyhow::Result<()>;
 
+    /// The trace lacks something, which the summary repeats.
+    fn gap(&mut self, _: &str) {}
+
+    /// This kernel never reports something, which the summary repeats.
+    fn limit(&mut self, _: &str) {}
+
+    /// The kernel has no room for so many addresses and ports of Services, which `text` says.
+    fn services_refused(&mut self, count: u64, text: &str) -> anyhow::Result<()> {
+        if count > 0 { self.warn(text) } else { Ok(()) }
+    }
+
     /// Every hook is attached: the trace observes everything from now on.
     fn attached(&mut self, tracer: &Tracer, header: Header) -> anyhow::Result<()>;
 
