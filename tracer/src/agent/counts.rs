@@ -1,8 +1,8 @@
 //! Counts with the names of Services: connections started, faults, unexplained flows, and what was not judged.
 //!
 //! Owns their bound and their end. At most a stated number of series have a Service's name; increments beyond it are
-//! added up under [`OTHER`], so that sums stay exact. A deleted Service or endpoint keeps its series for a
-//! stated time.
+//! added up under [`OTHER`], so that sums stay exact. Connections leave a part of them to failures. A deleted Service
+//! or endpoint keeps its series for a stated time.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,6 +21,10 @@ use crate::{
 
 /// The name of the Service under which increments beyond the bound are counted. Kubernetes allows no such name.
 pub(crate) const OTHER: &str = "_other";
+
+/// Of the series, one in so many is out of the reach of connections: a node with many endpoints still names the Service of
+/// its next fault.
+const RESERVED: usize = 4;
 
 /// Connections are counted by these. The session or the kernel supplies them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -91,7 +95,8 @@ impl Counts {
 
     fn add(&mut self, mut key: Started, count: u64) {
         key.endpoint = key.endpoint.filter(|_| self.endpoints);
-        if !self.connections.contains_key(&key) && self.is_full() {
+        let has_room = !self.is_full() && self.connections.len() < self.max - self.max / RESERVED;
+        if !self.connections.contains_key(&key) && !has_room {
             self.uncounted(count);
             return;
         }

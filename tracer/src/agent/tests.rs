@@ -92,6 +92,40 @@ fn series_are_bounded_and_the_sums_stay_exact() {
     assert!(values(&text, "viptrace_series_limited_total")[0] > 800);
 }
 
+/// An ingress node has more pairs of a Service and an endpoint than series. Its next fault has its Service's name all the same.
+#[test]
+fn connections_leave_series_to_failures() {
+    let figures = shared(100);
+    for number in 0..200 {
+        figures.lock().judged(&judged(&format!("service-{number}"), Class::Ok));
+    }
+    let key = |name: &str| Key::new("shop", name);
+    figures.lock().judged(&judged("cart", Class::C20));
+    figures.lock().judged(&judged("checkout", Class::Unknown));
+    figures.lock().counts.suppressed(&key("cart"), 7);
+    figures.lock().counts.evicted(&judged("cart", Class::Ok).verdict.service.unwrap(), 3);
+    let text = scrape(&figures);
+    for (line, count) in [
+        (
+            r#"viptrace_faults_total{namespace="shop",service="cart",port="http",class="C20",domain="no_endpoints"}"#,
+            1,
+        ),
+        (r#"viptrace_unexplained_total{namespace="shop",service="checkout",port="http"}"#, 1),
+        (r#"viptrace_service_suppressed_events_total{namespace="shop",service="cart"}"#, 7),
+        (r#"viptrace_service_evicted_flows_total{namespace="shop",service="cart",port="http"}"#, 3),
+    ] {
+        assert!(text.contains(&format!("{line} {count}\n")), "{line}: {text}");
+    }
+    assert_eq!(values(&text, "viptrace_connections_total").len(), 75 + 1);
+    for number in 0..200 {
+        figures.lock().counts.suppressed(&key(&format!("service-{number}")), 2);
+    }
+    let text = scrape(&figures);
+    assert_eq!(values(&text, "viptrace_service_suppressed_events_total").iter().sum::<u64>(), 407);
+    assert!(text.contains(r#"viptrace_service_suppressed_events_total{namespace="",service="_other"}"#));
+    assert!(values(&text, "viptrace_series")[0] <= 100 + 2);
+}
+
 #[test]
 fn a_healthy_flow_near_a_loss_is_unknown_and_did_not_break() {
     let figures = shared(50);
