@@ -1,8 +1,8 @@
 //! Counts with the names of Services: connections started, faults, unexplained flows, and what was not judged.
 //!
 //! Owns their bound and their end. At most a stated number of series have a Service's name; increments beyond it are
-//! added up under [`OTHER`], so that sums stay exact. Connections leave a part of them to failures. A deleted Service
-//! or endpoint keeps its series for a stated time.
+//! added up under [`OTHER`], so that sums stay exact. Connections leave a part of them to failures. A deleted Service,
+//! port or endpoint keeps its series for a stated time.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -60,7 +60,7 @@ pub(crate) struct Counts {
     evicted: BTreeMap<ServiceRef, u64>,
     /// Increments that went to [`OTHER`].
     limited: u64,
-    /// Since when a Service, or one of its endpoints, is gone.
+    /// Since when a Service or its port, or one of their endpoints, is gone and was not counted again.
     gone: BTreeMap<(ServiceRef, Option<SocketAddr>), Timestamp>,
 }
 
@@ -100,6 +100,7 @@ impl Counts {
             self.uncounted(count);
             return;
         }
+        self.lives(&key.service);
         add(&mut self.connections, key, count);
     }
 
@@ -128,7 +129,15 @@ impl Counts {
             self.limited = self.limited.saturating_add(count);
             return other();
         }
+        self.lives(&service);
         service
+    }
+
+    /// The Service port was counted: if it is gone, its series stay for a further time.
+    fn lives(&mut self, service: &ServiceRef) {
+        if !self.gone.is_empty() {
+            self.gone.remove(&(service.clone(), None));
+        }
     }
 
     /// Counts a failed flow by its cause. Others are not counted here.
@@ -185,8 +194,8 @@ impl Counts {
         self.evicted.iter().map(|(key, count)| (key, *count))
     }
 
-    /// Removes the series of Services and endpoints that are gone for longer than they are kept. Nothing is removed while the
-    /// objects are not known.
+    /// Removes the series of Services, ports and endpoints that are gone, and were not counted, for longer than they are kept.
+    /// Nothing is removed while the objects are not known.
     pub(crate) fn remove_gone(&mut self, history: &History, now: Timestamp) {
         if !history.knows(Kind::Service) || !history.knows(Kind::EndpointSlice) {
             return;
@@ -214,9 +223,13 @@ impl Counts {
                 note((service.clone(), None));
                 continue;
             };
-            let listed: BTreeSet<SocketAddr> = object
-                .ports
-                .iter()
+            let ports: Vec<_> = object.ports.iter().filter(|port| port.label() == service.port).collect();
+            if ports.is_empty() && !service.port.is_empty() {
+                note((service.clone(), None));
+                continue;
+            }
+            let listed: BTreeSet<SocketAddr> = ports
+                .into_iter()
                 .flat_map(|port| history.endpoints(&key, port, now))
                 .map(|state| state.addr)
                 .collect();

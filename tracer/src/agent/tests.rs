@@ -151,6 +151,46 @@ fn a_flow_counts_once_as_a_connection_and_a_corrected_verdict_is_counted() {
     assert!(text.contains("\nviptrace_last_fault_timestamp_seconds 101.5\n"), "{text}");
 }
 
+/// Series of a port that its Service no longer has.
+#[test]
+fn the_series_of_a_renamed_port_are_removed_later_unless_they_are_counted_again() {
+    let at = |minute: u64| Timestamp::from_unix_secs(minute * 60);
+    let service = |port: &str| {
+        let metadata = json!({"name": "cart", "namespace": "shop", "uid": "cart"});
+        let ports = json!([{"name": port, "port": 80, "protocol": "TCP", "targetPort": 8080}]);
+        json!({"metadata": metadata, "spec": {"clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.1"], "ports": ports}})
+    };
+    let figures = Arc::new(Shared::new(Counts::new(100, false, Duration::from_mins(15))));
+    figures.lock().judged(&judged("cart", Class::C20));
+    figures.lock().counts.suppressed(&Key::new("shop", "cart"), 1);
+    let mut history = History::new(Duration::from_hours(2));
+    history.mark_known(Kind::Service);
+    history.mark_known(Kind::EndpointSlice);
+    history.apply(at(1), put(Kind::Service, &service("http")));
+    let left = |history: &History, minute| {
+        figures.lock().counts.remove_gone(history, at(minute));
+        let text = scrape(&figures);
+        (values(&text, "viptrace_connections_total").len(), values(&text, "viptrace_faults_total").len())
+    };
+    assert_eq!(left(&history, 60), (1, 1));
+    history.apply(at(61), put(Kind::Service, &service("web")));
+    assert_eq!(left(&history, 62), (1, 1));
+    // Clients still use the old name's port.
+    figures.lock().judged(&judged("cart", Class::C20));
+    assert_eq!(left(&history, 78), (1, 1));
+    assert_eq!(values(&scrape(&figures), "viptrace_faults_total"), [2]);
+    assert_eq!(left(&history, 94), (0, 0), "the port is gone for more than 15 minutes");
+    assert_eq!(
+        values(&scrape(&figures), "viptrace_service_suppressed_events_total"),
+        [1],
+        "the Service is not"
+    );
+    history.apply(at(95), Change::Delete(Kind::Service, Key::new("shop", "cart")));
+    left(&history, 96);
+    left(&history, 112);
+    assert!(values(&scrape(&figures), "viptrace_service_suppressed_events_total").is_empty());
+}
+
 fn put(kind: Kind, value: &serde_json::Value) -> Change {
     Change::Put(trim(kind, value, &mut Vec::new()).unwrap())
 }

@@ -152,7 +152,7 @@ pub struct MetricsConfig {
     pub max_series: Number<100, 1_000_000>,
     /// Whether connections are counted by endpoint, or only by Service port.
     pub endpoints: bool,
-    /// How long a deleted Service or endpoint keeps its series.
+    /// How long a deleted Service, port or endpoint keeps its series.
     pub keep: Span<{ 10 * SECOND }, { 24 * HOUR }>,
     /// Serves TLS.
     pub tls: Option<TlsConfig>,
