@@ -23,6 +23,7 @@ mod tls;
 
 use std::{
     collections::BTreeMap,
+    error::Error,
     hash::BuildHasher as _,
     io,
     path::{Path, PathBuf},
@@ -138,6 +139,7 @@ impl Agent {
             config: receiver,
             node,
         });
+        open_certificates(&context, &config)?;
         let mut tasks = JoinSet::new();
         server::start(&context, &mut tasks)?;
         let socket = stream::start(&context, &mut tasks)?;
@@ -332,17 +334,18 @@ impl Agent {
         self.ticked + TICK
     }
 
-    /// Rereads the configuration. An invalid file is reported, and the old configuration stays.
+    /// Rereads the configuration. An invalid file, or one that names an unusable certificate, is reported, and the old
+    /// configuration stays.
     pub(crate) fn reload(&mut self, recorded: &mut Recorded, now: Timestamp) {
         let context = &self.context;
-        let new = match Config::read(&self.path) {
+        let new = match reread(context, &self.path) {
             Ok(new) => new,
             Err(error) => {
                 let mut figures = context.figures.lock();
                 figures.failed_reloads += 1;
                 figures.last_reload_failed = true;
                 drop(figures);
-                context.log.error("config", &format!("{}; the old configuration stays", sentence(&error)));
+                context.log.error("config", &format!("{}; the old configuration stays", sentence(&*error)));
                 return;
             }
         };
@@ -410,6 +413,27 @@ impl Agent {
         self.recorder.wait(until);
         self.context.log.info("stop", "ended");
     }
+}
+
+/// Reads the configuration again, with the certificates that it names.
+fn reread(context: &Context, path: &Path) -> Result<Config, Box<dyn Error>> {
+    let config = Config::read(path)?;
+    open_certificates(context, &config)?;
+    Ok(config)
+}
+
+/// Opens the certificates that the configuration names. They are kept: a file that becomes unusable later costs nothing.
+fn open_certificates(context: &Context, config: &Config) -> Result<(), TlsError> {
+    // First the export's: if it is unusable, the port keeps its old one.
+    if config.otlp.endpoint.is_some()
+        && let Some(authorities) = &config.otlp.ca
+    {
+        context.outbox.open_trust(authorities, &context.log)?;
+    }
+    if let Some(tls) = &config.metrics.tls {
+        context.certificate.acceptor(tls, &context.log)?;
+    }
+    Ok(())
 }
 
 /// The hooks that this kernel and its rules need, by their kernel names: whether each is attached.

@@ -47,9 +47,6 @@ impl Server {
 /// Opens the configured ports and starts their tasks.
 pub(super) fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) -> Result<(), StartError> {
     let config = Arc::clone(&context.config.borrow());
-    if let Some(tls) = &config.metrics.tls {
-        context.certificate.acceptor(tls, &context.log)?;
-    }
     let registry = Arc::new(metrics::registry(Arc::clone(&context.figures)));
     for (address, server) in
         [(config.metrics.listen, Server::Metrics(registry)), (config.health.listen, Server::Health)]

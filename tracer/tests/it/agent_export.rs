@@ -239,6 +239,30 @@ fn the_metrics_require_a_token_that_the_api_server_allows() {
 }
 
 #[test]
+fn a_reload_with_an_unusable_certificate_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = recording(folder.path());
+    let mut agent = Agent::start(folder.path(), &source, "");
+    let start = "version: 1\nhealth: {listen: '127.0.0.1:0'}\nstream: {socket: 'SOCKET'}\n";
+    let server = data("server.pem");
+    let tls = format!("tls: {{certificate: '{}', key: /nowhere/key.pem}}", server.display());
+    let otlp = "otlp: {endpoint: 'https://127.0.0.1:1', ca: /nowhere/ca.pem}";
+    for (yaml, path) in [
+        (format!("metrics: {{listen: '127.0.0.1:0', {tls}}}\n"), "/nowhere/key.pem"),
+        (format!("metrics: {{listen: '127.0.0.1:0'}}\n{otlp}\n"), "/nowhere/ca.pem"),
+    ] {
+        agent.reload(&format!("{start}{yaml}"));
+        let line = agent.wait("the old configuration stays");
+        assert!(line.contains(&format!("cannot use the certificate {path}")), "{line}");
+        // The port still speaks without TLS.
+        assert_eq!(sum(&agent.scrape(), "viptrace_config_last_reload_successful", ""), 0);
+    }
+    agent.reload(&format!("{start}metrics: {{listen: '127.0.0.1:0'}}\n"));
+    agent.wait("info config: reread");
+    assert_eq!(sum(&agent.scrape(), "viptrace_config_last_reload_successful", ""), 1);
+}
+
+#[test]
 fn an_unusable_certificate_ends_the_start() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("agent.yaml");

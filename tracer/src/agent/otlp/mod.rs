@@ -8,6 +8,7 @@ mod json;
 
 use std::{
     collections::VecDeque,
+    path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -22,8 +23,9 @@ use super::{
     Context,
     config::OtlpConfig,
     figures::{Export, Signal},
+    log::Log,
     process,
-    tls::Trust,
+    tls::{TlsError, Trust},
 };
 use crate::{time::Timestamp, verdict::Verdict};
 
@@ -56,6 +58,15 @@ impl Outbox {
             end: watch::Sender::new(None),
             trust: Trust::default(),
         }
+    }
+
+    /// Reads the certificates that the export trusts.
+    ///
+    /// # Errors
+    ///
+    /// If there is no usable certificate in the file.
+    pub(super) fn open_trust(&self, authorities: &Path, log: &Log) -> Result<(), TlsError> {
+        self.trust.connector(Some(authorities), log).map(drop)
     }
 
     /// Queues a verdict, if logs are exported. Returns whether it was dropped.
