@@ -95,6 +95,8 @@ pub enum StartError {
 pub(crate) struct Agent {
     context: Arc<Context>,
     config: watch::Sender<Arc<Config>>,
+    /// The configuration of the start: some of its keys stay in force until the agent starts again.
+    started_with: Arc<Config>,
     path: PathBuf,
     recorder: FlightRecorder,
     header: Option<Header>,
@@ -148,6 +150,7 @@ impl Agent {
         Ok(Self {
             context,
             config: sender,
+            started_with: config,
             path: path.to_owned(),
             recorder,
             header: None,
@@ -228,8 +231,9 @@ impl Agent {
         let is_sampled = figures.counted_by_kernel;
         drop(figures);
         let config = self.current();
+        let start = Arc::clone(&self.started_with);
         let shown =
-            |verdict: &&Verdict| verdict.has_failed() || is_sampled || config.sample.has(flow_hash(verdict));
+            |verdict: &&Verdict| verdict.has_failed() || is_sampled || start.sample.has(flow_hash(verdict));
         for verdict in judged.iter().map(|judged| &judged.verdict).filter(shown) {
             self.pass_on(verdict, &config)?;
         }
@@ -349,8 +353,7 @@ impl Agent {
                 return;
             }
         };
-        let old = self.current();
-        for key in old.needs_restart(&new) {
+        for key in self.started_with.needs_restart(&new) {
             context.log.warn("config", &format!("{key} takes effect when the agent starts again"));
         }
         let mut figures = context.figures.lock();

@@ -325,6 +325,17 @@ fn agent(yaml: &str) -> (tokio::runtime::Runtime, Agent) {
 }
 
 #[test]
+fn flows_are_sampled_as_the_agent_started() {
+    let (_runtime, mut agent) = agent("sample: 1/1\n");
+    let mut readers = agent.context.hub.subscribe(100);
+    let judged = (0..50).map(|port| fixture::judged(fixture::ok(port))).collect();
+    let judgements = Judgements { judged, ..Judgements::default() };
+    agent.config.send_replace(Arc::new(Config::parse("version: 1\nsample: 1/1000000\n").unwrap()));
+    agent.show(&judgements).unwrap();
+    assert_eq!(std::iter::from_fn(|| readers.records.try_recv().ok()).count(), 50);
+}
+
+#[test]
 fn evicted_flows_and_refused_addresses_are_counted_without_a_judged_flow() {
     let (_runtime, mut agent) = agent("");
     let at = Timestamp::from_unix_secs(100);

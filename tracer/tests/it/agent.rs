@@ -185,11 +185,21 @@ fn sighup_rereads_the_configuration_and_keeps_the_old_one_if_it_is_invalid() {
     ));
     assert!(agent.wait("starts again").contains("hooks takes effect"));
     agent.wait("info config: reread");
+    let log = agent.log.len();
     let text = agent.scrape();
     assert_eq!(sum(&text, "viptrace_config_last_reload_successful", ""), 1);
     assert_eq!(sum(&text, "viptrace_config_reloads_total", ""), 2);
     agent.until(|text| sum(text, "viptrace_recorder_up", "") == 1);
     assert_eq!(segments(&store).len(), 1);
+    // What runs is the configuration of the start: a change stays pending, and to take it back changes nothing.
+    let start = "version: 1\nhealth: {listen: '127.0.0.1:0'}\nmetrics: {listen: '127.0.0.1:0'}\n\
+                 stream: {socket: 'SOCKET'}\n";
+    agent.reload(&format!("{start}hooks: full\n"));
+    assert!(agent.wait("starts again").contains("hooks takes effect"));
+    agent.wait("info config: reread");
+    agent.reload(start);
+    agent.wait("info config: reread");
+    assert_eq!(agent.log[log..].matches("starts again").count(), 1, "{}", agent.log);
     assert_eq!(agent.stop(), Some(0));
 }
 
