@@ -100,6 +100,8 @@ pub(crate) struct Figures {
     pub(crate) stream_readers: u64,
     pub(crate) stream_dropped: u64,
     pub(crate) stream_refused: u64,
+    /// Records that standard output did not take.
+    pub(crate) output_dropped: u64,
     pub(crate) logs: Export,
     pub(crate) metrics: Export,
     pub(crate) log_suppressed: u64,

@@ -300,6 +300,11 @@ fn outputs(page: &mut Page<'_>, figures: &Figures) -> fmt::Result {
     page.gauge("viptrace_stream_readers", "Readers of the socket", figures.stream_readers)?;
     page.counter("viptrace_stream_dropped", "Verdicts that slow readers lost", figures.stream_dropped)?;
     page.counter("viptrace_stream_refused", "Readers refused", figures.stream_refused)?;
+    page.counter(
+        "viptrace_output_dropped",
+        "Verdicts that standard output did not take",
+        figures.output_dropped,
+    )?;
     let exports = Signal::ALL.map(|signal| {
         let export = if signal == Signal::Logs { figures.logs } else { figures.metrics };
         (signal.name(), export)

@@ -13,6 +13,7 @@ mod hub;
 mod log;
 mod metrics;
 mod otlp;
+mod output;
 mod process;
 pub(crate) mod recorder;
 mod server;
@@ -52,6 +53,7 @@ use health::Health;
 use hub::Hub;
 use log::Log;
 use otlp::Outbox;
+use output::Lines;
 use tls::{Certificate, TlsError};
 
 pub use recorder::{FlightRecorder, Notice, RecorderFigures};
@@ -70,7 +72,7 @@ const SWEEP: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(crate) struct Context {
     pub(crate) figures: Arc<Shared>,
-    pub(crate) log: Log,
+    pub(crate) log: Arc<Log>,
     pub(crate) health: Health,
     pub(crate) hub: Hub,
     pub(crate) outbox: Outbox,
@@ -88,6 +90,8 @@ pub enum StartError {
     Listen { place: String, error: io::Error },
     #[error(transparent)]
     Tls(#[from] TlsError),
+    #[error("cannot start the thread that writes to standard output: {0}")]
+    Output(io::Error),
 }
 
 /// The event loop's side of the agent.
@@ -99,6 +103,7 @@ pub(crate) struct Agent {
     started_with: Arc<Config>,
     path: PathBuf,
     recorder: FlightRecorder,
+    output: Lines,
     header: Option<Header>,
     ticked: Instant,
     swept: Option<Timestamp>,
@@ -121,7 +126,9 @@ impl Agent {
         let metrics = &config.metrics;
         let counts = Counts::new(metrics.max_series.as_usize(), metrics.endpoints, metrics.keep.get());
         let figures = Arc::new(Shared::new(counts));
-        let log = Log::new(&config.log, Arc::clone(&figures));
+        let log = Arc::new(Log::new(&config.log, Arc::clone(&figures)));
+        let output =
+            Lines::to(io::stdout(), Arc::clone(&figures), Arc::clone(&log)).map_err(StartError::Output)?;
         let recorder = FlightRecorder::new(config.recorder.clone());
         let access = cluster::Access {
             kubeconfig: config.cluster.kubeconfig.clone(),
@@ -153,6 +160,7 @@ impl Agent {
             started_with: config,
             path: path.to_owned(),
             recorder,
+            output,
             header: None,
             ticked: Instant::now(),
             swept: None,
@@ -240,7 +248,7 @@ impl Agent {
         Ok(())
     }
 
-    fn pass_on(&self, verdict: &Verdict, config: &Config) -> Result<(), OutputError> {
+    fn pass_on(&mut self, verdict: &Verdict, config: &Config) -> Result<(), OutputError> {
         let failed = verdict.has_failed();
         let printed = failed && config.output == OutputChoice::Json;
         let exported = config.otlp.endpoint.is_some() && config.otlp.logs;
@@ -249,7 +257,7 @@ impl Agent {
         }
         let line = report::record_line(verdict)?;
         if printed {
-            report::write_record(&line)?;
+            self.output.push(&line);
         }
         let lost = self.context.hub.publish(&line, failed);
         let dropped = self.context.outbox.push(verdict, &line, &config.otlp, process::wall_clock());
@@ -413,6 +421,7 @@ impl Agent {
             let _ = std::fs::remove_file(socket);
         }
         self.tasks.shutdown().await;
+        self.output.finish(until.max(Instant::now() + LAST_WORDS));
         self.recorder.wait(until);
         self.context.log.info("stop", "ended");
     }

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::Write as _,
     net::IpAddr,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
@@ -72,6 +73,33 @@ fn a_fault_appears_in_the_metrics_the_stream_the_output_and_a_segment() {
     let again = viptrace(&["replay", stored[0].to_str().unwrap(), "-o", "json", "--all"]);
     assert_eq!(lines(&again.stdout), all, "{}", String::from_utf8_lossy(&again.stderr));
     assert!(!String::from_utf8_lossy(&again.stderr).contains("incomplete"));
+}
+
+#[test]
+fn a_standard_output_that_nobody_reads_stops_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = recording(folder.path());
+    let failed =
+        |text: &str| sum(text, "viptrace_faults_total", "") + sum(text, "viptrace_unexplained_total", "");
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    // As much as a pipe takes (pipe(7)).
+    writer.write_all(&vec![b'\n'; 1 << 16]).unwrap();
+    let mut agent = Agent::start_with(folder.path(), &source, "output: json\ndrain: 1s\n", writer.into());
+    assert!(failed(&agent.scrape()) > 0);
+    assert_eq!(agent.stop(), Some(0), "{}", agent.log);
+    assert!(agent.log.contains("standard output did not take the last records"), "{}", agent.log);
+    drop(reader);
+
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut agent = Agent::start_with(folder.path(), &source, "output: json\n", writer.into());
+    let text = agent.until(|text| {
+        let dropped = sum(text, "viptrace_output_dropped_total", "");
+        dropped > 0 && dropped == failed(text)
+    });
+    assert_eq!(sum(&text, "viptrace_ready", ""), 1);
+    assert_eq!(agent.stop(), Some(0), "{}", agent.log);
+    assert!(agent.log.contains("records are no longer written to standard output"), "{}", agent.log);
 }
 
 #[test]

@@ -57,13 +57,19 @@ pub(crate) struct Agent {
 impl Agent {
     /// Replays `recording` through an agent whose configuration has these further lines. Ready when the replay is over.
     pub(crate) fn start(folder: &Path, recording: &Path, yaml: &str) -> Self {
+        let stdout = fs::File::create(folder.join("stdout")).unwrap();
+        Self::start_with(folder, recording, yaml, stdout.into())
+    }
+
+    /// The same with this standard output.
+    pub(crate) fn start_with(folder: &Path, recording: &Path, yaml: &str, stdout: Stdio) -> Self {
         let config = folder.join("agent.yaml");
         let socket = folder.join("agent.sock");
         fs::write(&config, Self::yaml(&socket, yaml)).unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_viptrace"))
             .args(["agent", "--config", config.to_str().unwrap(), "--from", recording.to_str().unwrap()])
             .stderr(Stdio::piped())
-            .stdout(fs::File::create(folder.join("stdout")).unwrap())
+            .stdout(stdout)
             .spawn()
             .unwrap();
         let (sender, lines) = mpsc::channel();
