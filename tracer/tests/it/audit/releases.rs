@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use viptrace::{
     cluster::{History, folder},
     diagnosis::{
-        audit::{Context, Settings},
-        triage::CheckReport,
+        audit::{Aspect, Context, Discrepancy, Settings},
+        triage::{CheckReport, FindingRecord},
     },
     net::Cidr,
     node::{ProxyMode, Release, capture},
@@ -156,6 +156,25 @@ fn external_ips_of_1_23_do_not_masquerade_pods() {
 }
 
 #[test]
+fn a_local_policy_preserves_the_addresses_of_pods_in_kube_xlb_too() {
+    let history = cluster_with(|file, object| {
+        if file == "services.json" && object["metadata"]["name"] == "frontend" {
+            object["spec"]["externalIPs"] = json!(["203.0.113.81"]);
+        }
+    });
+    let text = marking_rules().replace("KUBE-EXT-PY4JZH2ITZYEO4CN", "KUBE-XLB-PY4JZH2ITZYEO4CN");
+    let context = node(ProxyMode::Iptables, Some(Release(1, 22)));
+    assert_eq!(found(&history, &iptables_of(&text), &context), "");
+    let of_pods = "-A KUBE-XLB-PY4JZH2ITZYEO4CN -s 10.244.0.0/16";
+    let masked = replaced(&text, of_pods, &format!("{of_pods} -j KUBE-MARK-MASQ\n{of_pods}"));
+    let audit = audit_of(&history, &iptables_of(&masked), &context);
+    let masquerades = |found: &&Discrepancy| found.aspect == Aspect::Masquerade;
+    let found = audit.discrepancies.iter().find(masquerades).unwrap();
+    let addresses = found.frontends.iter().map(|frontend| frontend.address);
+    assert!(addresses.flatten().any(|ip| ip.to_string() == "203.0.113.81"), "{}", lines(&audit));
+}
+
+#[test]
 fn a_cluster_ip_without_local_endpoint_refuses_drops_or_marks_by_release() {
     let history = unchanged();
     let dropping = "shop/cache:redis has no local endpoints\" -m tcp --dport 6379 -j DROP";
@@ -248,9 +267,14 @@ fn hints_for_nodes_are_followed_since_1_34() {
 
 /// A check of worker-1 with these rules of iptables mode and this version of kube-proxy.
 fn checked(iptables: &str, version: &str, edit: impl Fn(&str, &mut Value)) -> CheckReport {
+    checked_in("iptables", iptables, version, edit)
+}
+
+/// A check of worker-1 in this mode, without the lists of IPVS.
+fn checked_in(mode: &str, iptables: &str, version: &str, edit: impl Fn(&str, &mut Value)) -> CheckReport {
     let folder = tempfile::tempdir().unwrap();
     write_lists(folder.path(), edit);
-    let of_node = |name: &str| read(&format!("kube-proxy/worker-1/iptables/{name}"));
+    let of_node = |name: &str| read(&format!("kube-proxy/worker-1/{mode}/{name}"));
     let metrics = replaced(&of_node("metrics.txt"), "v0.0.0-master+$Format:%H$", version);
     for (name, text) in [
         ("iptables-save.txt", iptables.to_owned()),
@@ -296,6 +320,25 @@ fn the_effect_of_a_local_policy_is_the_releases() {
     assert!(only.ends_with("connections from worker-1 and its Pods are refused"), "{only}");
     let [only] = &of_cache(&saved("iptables"), "v1.25.0")[..] else { panic!() };
     assert!(only.ends_with("connections from worker-1 and its Pods time out"), "{only}");
+}
+
+#[test]
+fn ipvs_mode_of_1_20_refuses_every_client_without_a_local_endpoint() {
+    let of_frontend = |version: &str| {
+        let report = checked_in("ipvs", &saved("ipvs"), version, |_, _| {});
+        let is_local = |finding: &FindingRecord| finding.root_cause.contains("shop/frontend is external");
+        let found = report.findings.into_iter().find(is_local).unwrap();
+        (found.root_cause.to_string(), found.against.len())
+    };
+    let (cause, against) = of_frontend("v1.20.15");
+    assert!(cause.ends_with("connections from outside to worker-1 are refused"), "{cause}");
+    assert_eq!(against, 0, "Pods are not exempt");
+    let (cause, against) = of_frontend("v1.21.0");
+    assert!(
+        cause.ends_with("connections from outside to worker-1 are answered from a wrong address"),
+        "{cause}"
+    );
+    assert_eq!(against, 1);
 }
 
 /// nftables mode of 1.29: one chain checks all endpoints, and none of PREROUTING checks source ranges.
