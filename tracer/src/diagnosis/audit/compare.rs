@@ -35,6 +35,7 @@ mod sessions;
 use found::{Fault, Found};
 pub(super) use ranges::{after, before};
 use releases::Form;
+pub(crate) use releases::drops_own_connections;
 
 /// Shares that differ by less, relative to an even share, count as even: iptables writes probabilities with 31 bits.
 const SHARE_TOLERANCE: f64 = 0.01;

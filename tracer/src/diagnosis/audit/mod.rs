@@ -27,6 +27,7 @@ pub mod names;
 mod sources;
 mod topology;
 
+pub(crate) use compare::drops_own_connections;
 pub use context::{Context, DetectLocal, NodePorts, Settings, SyncStatus};
 pub(crate) use expected::ExpectedFrontend;
 pub use expected::{Expectation, Expected, ExpectedPort};

@@ -13,6 +13,8 @@ use crate::{
         History, NoEndpointsReason, Vip,
         model::{AddressType, Service, ServicePort, ServiceType, TrafficPolicy, Via},
     },
+    diagnosis::audit,
+    net::Family,
     node::{ProxyMode, Release, Snapshot},
     text::word,
     time::Timestamp,
@@ -315,10 +317,11 @@ fn no_local_endpoint(
         return if ignored { finding } else { finding.unobserved(unseen) };
     }
     // A virtual server without a real server refuses every client.
-    let finding = if mode == Some(ProxyMode::Ipvs) && precedes(21) {
-        finding
+    let has_exemption = !(mode == Some(ProxyMode::Ipvs) && precedes(21));
+    let finding = if has_exemption {
+        finding.against(EvidenceType::Api, None, exempt_clients(snapshot, family))
     } else {
-        finding.against(EvidenceType::Api, None, "connections from this node and its Pods are exempt")
+        finding
     };
     match service.health_check_node_port {
         // A load balancer that uses the health check sends nothing to this node.
@@ -330,6 +333,17 @@ fn no_local_endpoint(
         None => finding.unobserved(format!(
             "whether any client outside sends to {node}, or only to nodes with an endpoint: a trace shows it"
         )),
+    }
+}
+
+/// The clients that a Local policy for external traffic does not concern. Some releases in nftables mode drop the node's
+/// own connections before they translate them.
+fn exempt_clients(snapshot: &Snapshot, family: AddressType) -> &'static str {
+    let family = if family == AddressType::Ipv6 { Family::Ipv6 } else { Family::Ipv4 };
+    if audit::drops_own_connections(&snapshot.rules, family) {
+        "connections from this node's Pods are exempt"
+    } else {
+        "connections from this node and its Pods are exempt"
     }
 }
 

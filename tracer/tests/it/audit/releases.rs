@@ -395,6 +395,27 @@ fn nftables_mode_drops_the_nodes_own_connections_before_it_translates() {
 }
 
 #[test]
+fn the_node_is_exempt_from_a_local_policy_if_its_connections_are_translated_first() {
+    let exempt = |listing: &str| {
+        let folder = tempfile::tempdir().unwrap();
+        write_lists(folder.path(), |_, _| {});
+        let of_node = |name: &str| read(&format!("kube-proxy/worker-1/nftables/{name}"));
+        for name in ["metrics.txt", "config.yaml", "proxyMode.txt"] {
+            fs::write(folder.path().join(name), of_node(name)).unwrap();
+        }
+        fs::write(folder.path().join("nft-ruleset.txt"), listing).unwrap();
+        let report = check(&capture::folder::read(folder.path(), None).unwrap().capture);
+        let is_local = |finding: &FindingRecord| finding.root_cause.contains("shop/frontend is external");
+        let found = report.findings.into_iter().find(is_local).unwrap();
+        found.against.iter().map(|evidence| evidence.content.to_string()).collect::<Vec<_>>()
+    };
+    let early = read("kube-proxy/worker-1/nftables/nft-ruleset.txt");
+    assert_eq!(exempt(&early), ["connections from this node's Pods are exempt"]);
+    let late = replaced(&early, "hook output priority -110", "hook output priority 0");
+    assert_eq!(exempt(&late), ["connections from this node and its Pods are exempt"]);
+}
+
+#[test]
 fn ipvs_mode_of_1_20_has_no_real_server_without_a_local_endpoint() {
     let mut capture = IpvsCapture::worker_1();
     capture.servers = without(&capture.servers, ":30080 -r 10.244.2.21:8080");

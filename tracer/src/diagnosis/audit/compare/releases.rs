@@ -37,6 +37,12 @@ impl Form {
     }
 }
 
+/// Whether nftables mode drops the node's own connections to a load balancer that has no endpoint on the node under a
+/// Local policy.
+pub(crate) fn drops_own_connections(rules: &Ruleset, family: Family) -> bool {
+    Form::of(rules, family).checks_before_translation
+}
+
 /// Whether the node's own connections pass the check of endpoints before they are translated.
 fn checks_before_translation(table: &Table) -> bool {
     let is_early = |base: &Base| base.hook == HookPoint::Output && base.priority < TRANSLATION;
