@@ -4,7 +4,7 @@
 //! cannot be read again afterwards and a record that cannot be decoded are left out and counted. Judges nothing: the
 //! copy replays to the same classes because names are replaced by names, and addresses prefix by prefix.
 //!
-//! What stays: times, ports, counts, process ids and network namespaces, the kernel's release, the structure of the
+//! What stays: times, ports, counts, process ids and network namespaces, the kernel's version, the structure of the
 //! rules, and the names by which viptrace recognises something (`names`).
 
 mod addresses;
@@ -236,8 +236,12 @@ fn redacted_header(header: &Header, names: &mut Names) -> Header {
     Header {
         format: FORMAT,
         viptrace: own(&header.viptrace),
-        // Distributions add nothing of the node to it.
-        kernel_release: header.kernel_release.chars().take(64).collect(),
+        // What follows may be anybody's: an organisation that builds its own kernels often adds its name.
+        kernel_release: Names::version(&header.kernel_release)
+            .split('.')
+            .take(3)
+            .collect::<Vec<_>>()
+            .join("."),
         node_name: header.node_name.as_deref().map(|name| names.of(Sort::Node, name)),
         // The node's logs have it; traces with the same one have one clock.
         boot: header.boot.as_deref().map(|boot| names.uid(boot).into()),

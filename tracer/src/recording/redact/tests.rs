@@ -54,6 +54,21 @@ fn the_boot_of_the_node_is_another_one_alike_in_all_copies() {
     assert_eq!(boot(&copies[0]), boot(&copies[1]));
 }
 
+#[test]
+fn of_the_kernel_only_the_version_stays() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/two-nodes/node1.viptrace");
+    let (_, header) = Reader::open(Cursor::new(fs::read(path).unwrap())).unwrap();
+    for (own, copy) in [
+        ("6.12.117+deb12-cloud-amd64", "6.12.117"),
+        ("6.8.0-1021-acme-payments", "6.8.0"),
+        ("5.14.0.7.acme", "5.14.0"),
+        ("acme", ""),
+    ] {
+        let header = Header { kernel_release: own.to_owned(), ..header.clone() };
+        assert_eq!(redacted_header(&header, &mut Names::default()).kernel_release, copy);
+    }
+}
+
 /// The changes at the beginning of each file, as text.
 fn changes(bytes: Vec<u8>) -> Vec<Value> {
     let (mut reader, _) = Reader::open(Cursor::new(bytes)).unwrap();
