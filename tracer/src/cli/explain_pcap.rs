@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use crate::{
     cli::{Outcome, ResultExt as _, args::ExplainPcapOptions, replay},
     pcap::{self, Assembly, Ending, Recorded, Tuples},
-    recording::{Player, Sightings},
+    recording::{Player, Sightings, is_irregular},
     report::{Output, Printer, pcap as report, record_line, yaml_document},
     session::Detail,
     text::{count, safe},
@@ -79,13 +79,13 @@ fn read<T>(
     read: impl FnOnce(File, u64) -> Result<T, pcap::CaptureError>,
 ) -> anyhow::Result<(T, String)> {
     let what = || format!("cannot read the capture {}", path.display());
-    let file = File::open(path).with_context(what)?;
-    let meta = file.metadata().with_context(what)?;
-    if !meta.is_file() {
+    if is_irregular(path) {
         return Err(anyhow::anyhow!("{}: it is not a regular file", what()))
             .hint(|| "it is read twice: store the capture in a file first".to_owned());
     }
-    let result = read(file, meta.len()).with_context(what)?;
+    let file = File::open(path).with_context(what)?;
+    let length = file.metadata().with_context(what)?.len();
+    let result = read(file, length).with_context(what)?;
     let name = path.file_name().map_or_else(|| path.to_string_lossy(), std::ffi::OsStr::to_string_lossy);
     Ok((result, safe(&name).into_owned()))
 }
@@ -102,15 +102,10 @@ fn add(recorded: &mut Recorded, path: &Path, tuples: &Tuples) -> anyhow::Result<
 }
 
 fn open(path: &Path) -> anyhow::Result<File> {
-    let file = File::open(path)
-        .with_context(|| format!("cannot read the recording {}", path.display()))
-        .hint(|| "`viptrace trace --record FILE` makes one".to_owned())?;
-    if !file.metadata().is_ok_and(|meta| meta.is_file()) {
-        return Err(anyhow::anyhow!(
-            "cannot read the recording {}: it is not a regular file",
-            path.display()
-        ))
-        .hint(|| "store the recording in a file first".to_owned());
+    let what = || format!("cannot read the recording {}", path.display());
+    if is_irregular(path) {
+        return Err(anyhow::anyhow!("{}: it is not a regular file", what()))
+            .hint(|| "store the recording in a file first".to_owned());
     }
-    Ok(file)
+    File::open(path).with_context(what).hint(|| "`viptrace trace --record FILE` makes one".to_owned())
 }

@@ -37,13 +37,13 @@ pub(super) fn run(args: &RedactArgs, mut printer: Printer) -> anyhow::Result<Out
 /// One file as another one.
 fn one(path: &Path, out: &Path, force: bool, printer: &mut Printer) -> anyhow::Result<Outcome> {
     let place = || format!("cannot redact {}", path.display());
-    let file = fs::File::open(path)
-        .with_context(place)
-        .hint(|| "`viptrace trace --record FILE` makes one".to_owned())?;
-    if !file.metadata().with_context(place)?.is_file() {
+    if recording::is_irregular(path) {
         return Err(anyhow!("cannot redact {}: it is not a regular file", path.display()))
             .hint(|| "store the recording in a file first".to_owned());
     }
+    let file = fs::File::open(path)
+        .with_context(place)
+        .hint(|| "`viptrace trace --record FILE` makes one".to_owned())?;
     if is_same(path, out) {
         return Err(anyhow!("cannot redact {} into itself", path.display()))
             .hint(|| "name another file with --out".to_owned());

@@ -105,7 +105,7 @@ pub use recorded::Recorded;
 pub use records::Records;
 pub(crate) use redact::{RedactError, Redacted, Redaction, Substitutes};
 pub use sightings::{Observed, Sightings};
-pub(crate) use tape::{IndexState, PART};
+pub(crate) use tape::{IndexState, PART, is_irregular};
 pub use tape::{Tape, Tapes, UnusableFile};
 pub use wanted::{Part, Wanted};
 pub(crate) use writer::Failure;

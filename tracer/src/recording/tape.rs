@@ -5,7 +5,7 @@
 //! recording. Compares no clocks and prints nothing.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     fs::{self, File},
     io::{self, Read as _},
     path::{Path, PathBuf},
@@ -24,12 +24,14 @@ use crate::{
     time::Timestamp,
 };
 
-/// How deep folders are searched.
-const MAX_DEPTH: usize = 4;
+/// How deep folders are searched. A link to a folder is not followed, so that no loop is endless.
+const MAX_DEPTH: usize = 16;
 /// The most files of one replay.
 const MAX_FILES: usize = 65_536;
 /// The extension of a file that is being written, and that a killed process may have left. Not found in folders.
 pub(crate) const PART: &str = "part";
+/// The extension that viptrace gives to recordings.
+const EXTENSION: &str = "viptrace";
 /// The most skipped files and uncovered times named; the others are counted.
 const MAX_NAMED: usize = 64;
 
@@ -49,6 +51,10 @@ impl Hint for UnusableFile {
 }
 
 impl UnusableFile {
+    fn new(path: PathBuf, why: String) -> Self {
+        Self { path, why, hint: None }
+    }
+
     pub(crate) fn io(path: &Path, error: &io::Error) -> Self {
         let hint = Some("`viptrace trace --record FILE` makes one".to_owned());
         Self { path: path.to_owned(), why: sentence(error), hint }
@@ -106,8 +112,8 @@ struct Playing {
 }
 
 impl Tapes {
-    /// Finds the recordings among these paths, and in the folders among them; reads their headers. Fails if a path that is
-    /// not a folder cannot be read, or a folder cannot be listed.
+    /// Finds the recordings among these paths, and in the folders among them; reads their headers. Fails if a path is not
+    /// there, or a folder among them cannot be listed.
     pub fn find(paths: &[PathBuf], detail: Detail) -> Result<Self, UnusableFile> {
         let mut found = Self::default();
         let mut files = Vec::new();
@@ -128,22 +134,37 @@ impl Tapes {
         entries.sort_unstable_by_key(fs::DirEntry::file_name);
         for entry in entries {
             let path = entry.path();
-            let kind = entry.file_type()?;
-            if kind.is_dir() && depth < MAX_DEPTH {
-                self.search(&path, depth + 1, files)?;
-            } else if kind.is_file() && is_recording(&path) && files.len() < MAX_FILES {
-                files.push(path);
-            } else {
-                self.others += 1;
+            if !entry.file_type()?.is_dir() {
+                self.found(path, files);
+            } else if depth == MAX_DEPTH {
+                self.skip(UnusableFile::new(path, format!("more than {MAX_DEPTH} folders are around it")));
+            } else if let Err(error) = self.search(&path, depth + 1, files) {
+                self.skip(UnusableFile::io(&path, &error));
             }
         }
         Ok(())
     }
 
+    /// Takes a file of a folder, if it is or should be a recording.
+    fn found(&mut self, path: PathBuf, files: &mut Vec<PathBuf>) {
+        if !should_be_recording(&path) {
+            self.others += 1;
+        } else if files.len() == MAX_FILES {
+            self.skip(UnusableFile::new(path, format!("a replay reads at most {MAX_FILES} files")));
+        } else {
+            files.push(path);
+        }
+    }
+
     /// Sorts files by trace and time.
     fn sort(&mut self, files: Vec<PathBuf>, detail: Detail) {
         let mut traces: BTreeMap<_, BTreeMap<Timestamp, (PathBuf, Header)>> = BTreeMap::new();
+        let mut known = BTreeSet::new();
         for path in files {
+            // One file by two names, or named twice, is no copy.
+            if fs::canonicalize(&path).is_ok_and(|path| !known.insert(path)) {
+                continue;
+            }
             let opened = regular(&path)
                 .and_then(|file| Reader::open(file).map_err(|error| UnusableFile::open(&path, &error)));
             let header = match opened {
@@ -156,24 +177,19 @@ impl Tapes {
             // A trace has its own clock: the distance is measured once, to the nanosecond.
             let trace = (header.node_name.clone(), header.clock_offset_ns);
             let of_trace = traces.entry(trace).or_default();
-            let bytes = |path: &Path| fs::metadata(path).map_or(0, |meta| meta.len());
-            let copy = match of_trace.remove(&header.started) {
-                None => {
-                    of_trace.insert(header.started, (path, header));
-                    continue;
-                }
-                Some((first, _)) if bytes(&first) < bytes(&path) => {
-                    of_trace.insert(header.started, (path.clone(), header));
-                    (first, path)
-                }
-                Some(first) => {
-                    let kept = first.0.clone();
-                    of_trace.insert(header.started, first);
-                    (path, kept)
-                }
+            let began = header.started;
+            let Some((first, of_first)) = of_trace.remove(&began) else {
+                of_trace.insert(began, (path, header));
+                continue;
             };
-            let why = format!("it begins as {} does, and is left out as its copy", copy.1.display());
-            self.skip(UnusableFile { path: copy.0, why, hint: None });
+            let (kept, left_out) = if Wholeness::of(&first) < Wholeness::of(&path) {
+                ((path, header), first)
+            } else {
+                ((first, of_first), path)
+            };
+            let why = format!("it begins as {} does, and is left out as its copy", kept.0.display());
+            of_trace.insert(began, kept);
+            self.skip(UnusableFile::new(left_out, why));
         }
         let tape = |files: BTreeMap<Timestamp, (PathBuf, Header)>| {
             let (paths, headers): (VecDeque<_>, Vec<_>) = files.into_values().unzip();
@@ -193,25 +209,69 @@ impl Tapes {
     }
 }
 
-/// Whether the file begins as a recording, and is not a part of one that is being fetched. A damaged beginning is found only
-/// if the file is named itself.
-fn is_recording(path: &Path) -> bool {
-    if path.extension().is_some_and(|end| end == PART) {
+/// How much of a recording a file has, compared with its copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Wholeness {
+    has_index: bool,
+    has_end: bool,
+    bytes: u64,
+}
+
+impl Wholeness {
+    fn of(path: &Path) -> Self {
+        Self {
+            has_index: index_state(path) == IndexState::Usable,
+            has_end: File::open(path).ok().and_then(super::reader::last_time).is_some(),
+            bytes: fs::metadata(path).map_or(0, |meta| meta.len()),
+        }
+    }
+}
+
+/// The state of a file's index.
+fn index_state(path: &Path) -> IndexState {
+    let opened = regular(path).ok().and_then(|file| Reader::open(file).ok());
+    let Some((mut reader, _)) = opened else { return IndexState::Missing };
+    match reader.narrow(|_, _| false) {
+        Ok(()) if reader.is_planned() => IndexState::Usable,
+        Ok(()) if reader.reading().is_index_unusable => IndexState::Damaged,
+        Ok(()) | Err(_) => IndexState::Missing,
+    }
+}
+
+/// Whether a file of a folder begins as a recording or has the name of one, and is not a part of one that is being fetched. A
+/// file that cannot be read counts as one, since it may be one.
+fn should_be_recording(path: &Path) -> bool {
+    let has_extension = |wanted| path.extension().is_some_and(|extension| extension == wanted);
+    if has_extension(PART) {
         return false;
     }
+    has_extension(EXTENSION) || !is_irregular(path) && begins_as_recording(path).unwrap_or(true)
+}
+
+fn begins_as_recording(path: &Path) -> io::Result<bool> {
     let mut magic = [0; FILE_MAGIC.len()];
-    File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && magic == FILE_MAGIC
+    match File::open(path)?.read_exact(&mut magic) {
+        Ok(()) => Ok(magic == FILE_MAGIC),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether it is there and no regular file, such as a pipe, which would wait for its writer if it was opened.
+pub(crate) fn is_irregular(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|meta| !meta.is_file())
 }
 
 /// Opens a regular file: a pipe cannot be read twice.
 fn regular(path: &Path) -> Result<File, UnusableFile> {
-    let failed = |error: io::Error| UnusableFile::io(path, &error);
-    let file = File::open(path).map_err(failed)?;
-    if file.metadata().map_err(failed)?.is_file() {
-        return Ok(file);
+    if is_irregular(path) {
+        let hint = Some("store the recording in a file first".to_owned());
+        return Err(UnusableFile {
+            hint,
+            ..UnusableFile::new(path.to_owned(), "it is not a regular file".to_owned())
+        });
     }
-    let hint = Some("store the recording in a file first".to_owned());
-    Err(UnusableFile { path: path.to_owned(), why: "it is not a regular file".to_owned(), hint })
+    File::open(path).map_err(|error| UnusableFile::io(path, &error))
 }
 
 impl Tape {
@@ -298,13 +358,7 @@ impl Tape {
 
     /// The state of its first file's index.
     pub(crate) fn index(&self) -> IndexState {
-        let opened = self.all.first().and_then(|path| Reader::open(regular(path).ok()?).ok());
-        let Some((mut reader, _)) = opened else { return IndexState::Missing };
-        match reader.narrow(|_, _| false) {
-            Ok(()) if reader.is_planned() => IndexState::Usable,
-            Ok(()) if reader.reading().is_index_unusable => IndexState::Damaged,
-            Ok(()) | Err(_) => IndexState::Missing,
-        }
+        self.all.first().map_or(IndexState::Missing, |path| index_state(path))
     }
 
     /// The latest time so far.

@@ -50,6 +50,7 @@ mod recording;
 mod recording_cli;
 mod recording_corpus;
 mod recording_support;
+mod replay_input;
 mod schema;
 mod scoreboard;
 mod session_changes;
