@@ -52,6 +52,11 @@ pub(crate) fn inode(meta: &Metadata) -> u64 {
     imp::inode(meta)
 }
 
+/// Whether both are one file of the file system, also by another name. On Windows it is not known, and false.
+pub(crate) fn is_same_file(one: &Metadata, other: &Metadata) -> bool {
+    imp::is_same_file(one, other)
+}
+
 /// The free bytes where this folder is, for its user; `None` if they are not known, as on Windows.
 pub(crate) fn free_bytes(folder: &Path) -> Option<u64> {
     imp::free_bytes(folder)
@@ -102,6 +107,10 @@ mod imp {
 
     pub(super) fn inode(meta: &Metadata) -> u64 {
         meta.ino()
+    }
+
+    pub(super) fn is_same_file(one: &Metadata, other: &Metadata) -> bool {
+        (one.dev(), one.ino()) == (other.dev(), other.ino())
     }
 
     /// As `df` says it in its portable form: the column before that of the percentage.
@@ -162,6 +171,10 @@ mod imp {
 
     pub(super) fn inode(_: &Metadata) -> u64 {
         0
+    }
+
+    pub(super) fn is_same_file(_: &Metadata, _: &Metadata) -> bool {
+        false
     }
 
     pub(super) fn free_bytes(_: &Path) -> Option<u64> {

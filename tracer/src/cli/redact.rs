@@ -61,9 +61,13 @@ fn one(path: &Path, out: &Path, force: bool, printer: &mut Printer) -> anyhow::R
     Ok(if lack.is_none() { Outcome::Clean } else { Outcome::Incomplete })
 }
 
-/// Whether both are one existing file.
+/// Whether both are one existing file, also by two names.
 fn is_same(path: &Path, out: &Path) -> bool {
-    matches!((fs::canonicalize(path), fs::canonicalize(out)), (Ok(path), Ok(out)) if path == out)
+    let is_linked = matches!(
+        (fs::metadata(path), fs::metadata(out)),
+        (Ok(path), Ok(out)) if platform::is_same_file(&path, &out)
+    );
+    is_linked || matches!((fs::canonicalize(path), fs::canonicalize(out)), (Ok(path), Ok(out)) if path == out)
 }
 
 /// Writes a copy. The outer error is one of creating it.

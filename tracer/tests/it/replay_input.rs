@@ -125,3 +125,13 @@ fn a_pipe_is_refused_and_not_opened() {
         assert!(read.contains("node/pipe.viptrace: it is not a regular file"), "{read}");
     }
 }
+
+#[test]
+fn a_recording_is_not_redacted_onto_a_link_to_itself() {
+    let terminal = folder();
+    let (own, link) = ("node/a.viptrace", terminal.path().join("link.viptrace"));
+    fs::hard_link(terminal.path().join(own), &link).unwrap();
+    let read = terminal.run(&format!("redact {own} --out link.viptrace --force"));
+    assert!(read.contains("into itself") && read.contains("[exit status 1]"), "{read}");
+    assert_eq!(fs::read(link).unwrap(), fs::read(fixture(RECORDING)).unwrap());
+}
