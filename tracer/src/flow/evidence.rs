@@ -77,6 +77,8 @@ pub struct Flow {
     pub lost: u64,
     /// Of these, the suppressed ones: of this flow's client, or of its Service.
     pub suppressed: u64,
+    /// More may be lost: a part of the recording is damaged or missing.
+    pub has_uncounted_loss: bool,
     pub(super) handed: Option<Outcome>,
     /// The number of decisions when it was last handed out.
     pub(super) handed_decisions: usize,
@@ -487,6 +489,7 @@ impl Flow {
             previous: None,
             sightings: 0,
             lost: 0,
+            has_uncounted_loss: false,
             suppressed: 0,
             handed: None,
             handed_decisions: 0,

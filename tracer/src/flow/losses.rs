@@ -41,6 +41,8 @@ pub struct Suppressed {
 #[derive(Clone, Copy, Debug)]
 struct Loss {
     count: u64,
+    /// False if the number is unknown, and `count` stands for it.
+    is_counted: bool,
     from: Timestamp,
     to: Timestamp,
 }
@@ -48,6 +50,7 @@ struct Loss {
 impl Loss {
     fn merge(&mut self, other: Self) {
         self.count = self.count.saturating_add(other.count);
+        self.is_counted &= other.is_counted;
         self.from = self.from.min(other.from);
         self.to = self.to.max(other.to);
     }
@@ -117,6 +120,11 @@ impl Losses {
         self.of_all.is_empty() && self.of_hosts.is_empty()
     }
 
+    /// Whether the number of the events that are missing between two times is unknown.
+    pub(super) fn are_uncounted(&self, since: Timestamp, until: Timestamp) -> bool {
+        self.of_all.iter().any(|loss| !loss.is_counted && loss.overlaps(since, until))
+    }
+
     /// The number of events between two times that are missing for a flow between these addresses: of all flows, and of
     /// its own.
     pub(super) fn of(
@@ -142,8 +150,13 @@ impl FlowTable {
     /// The kernel half lost `count` records between `from` and `to`. Flows that were alive then carry the count.
     pub fn lost(&mut self, count: u64, from: Timestamp, to: Timestamp) {
         if count > 0 {
-            self.losses.add(Loss { count, from, to });
+            self.losses.add(Loss { count, is_counted: true, from, to });
         }
+    }
+
+    /// An unknown number of records is missing between `from` and `to`. Flows that were alive then carry one as lost.
+    pub fn lost_uncounted(&mut self, from: Timestamp, to: Timestamp) {
+        self.losses.add(Loss { count: 1, is_counted: false, from, to });
     }
 
     /// The kernel half suppressed events. The flows of that client, or else of that Service's address, that were alive
@@ -153,7 +166,7 @@ impl FlowTable {
         if count == 0 {
             return;
         }
-        let loss = Loss { count, from, to };
+        let loss = Loss { count, is_counted: true, from, to };
         match client.or(service) {
             Some(address) => self.losses.suppress(Host::new(address, netns), loss),
             None => self.losses.add(loss),

@@ -169,7 +169,7 @@ impl Flow {
         self.revision = self.revision.saturating_add(1);
         self.settled = Some(time.max(self.last_seen));
         if losses.is_empty() {
-            (self.lost, self.suppressed) = (0, 0);
+            (self.lost, self.suppressed, self.has_uncounted_loss) = (0, 0, false);
             return;
         }
         // Events of its last moment may follow its end.
@@ -183,6 +183,7 @@ impl Flow {
         let (lost, suppressed) = losses.of(ends, self.netns, since, until);
         self.lost = lost.saturating_add(suppressed);
         self.suppressed = suppressed;
+        self.has_uncounted_loss = losses.are_uncounted(since, until);
     }
 
     /// Whether no later packet can change this outcome: its client is not seen to try again, and none waits for its next

@@ -449,8 +449,7 @@ impl<R: Read + Seek> Player<R> {
         self.missing.undecodable += undecodable;
         self.pipeline.lost(undecodable, self.now, now);
         if let Some(since) = self.missing_since.take() {
-            // The number of missing events is unknown; the verdicts depend only on whether there are any.
-            self.pipeline.lost(1, since, now);
+            self.pipeline.lost_uncounted(since, now);
         }
     }
 }

@@ -121,6 +121,14 @@ impl Recorded {
         }
     }
 
+    /// As [`Pipeline::lost_uncounted`].
+    pub(crate) fn lost_uncounted(&mut self, from: Timestamp, to: Timestamp) {
+        self.pipeline.lost_uncounted(from, to);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.lost(1, from, to);
+        }
+    }
+
     /// As [`Pipeline::hook_changed`].
     pub fn hook_changed(&mut self, hook: Hook, is_attached: bool, time: Timestamp) {
         if let Some(recorder) = &mut self.recorder {

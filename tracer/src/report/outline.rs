@@ -23,6 +23,7 @@ pub(super) const WHAT_WOULD_REFUTE: &str = "What would prove this wrong";
 pub(super) const NOTHING_OPEN: &str = "nothing that this recording leaves open";
 pub(super) const NOT_KNOWN: &str = "What is not known";
 pub(super) const NO_GAP: &str = "no gap: every hook was attached and no event was lost";
+pub(super) const UNCOUNTED: &str = "an unknown number of events in damaged or missing parts of the recording";
 pub(super) const NO_FAILURE: &str = "No flow failed in what was observed";
 
 /// The windows in which changes are listed (K14), the nearest first.
@@ -168,16 +169,19 @@ fn plain(markdown: &str) -> String {
 pub(super) fn gaps(ending: &Ending) -> Vec<String> {
     let mut lines = Vec::new();
     if ending.lost_events > 0 {
-        lines.push(format!("{} were lost", count(ending.lost_events, "event")));
+        lines.push(format!("{} lost", count(ending.lost_events, "event")));
+    }
+    if ending.uncounted_losses > 0 {
+        lines.push(UNCOUNTED.to_owned());
     }
     if ending.suppressed_events > 0 {
         lines.push(format!(
-            "{} were suppressed by the kernel's limits",
+            "{} suppressed by the kernel's limits",
             count(ending.suppressed_events, "event")
         ));
     }
     if ending.flows_evicted > 0 {
-        lines.push(format!("{} were given up without a verdict", count(ending.flows_evicted, "flow")));
+        lines.push(format!("{} given up without a verdict", count(ending.flows_evicted, "flow")));
     }
     lines.extend(ending.gaps.iter().map(|gap| safe(gap).into_owned()));
     lines

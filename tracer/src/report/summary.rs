@@ -9,6 +9,7 @@ use crate::{
     class::Class,
     report::{
         fit::{push_padded, width},
+        outline,
         printer::{Paint, Style},
         row::{action, changes, detail, evidence},
     },
@@ -47,7 +48,7 @@ fn overview(out: &mut String, paint: Paint, counts: Counts, ending: &Ending) {
     let unexplained = |broken| format!("{} without an explanation", count(broken, "flow"));
     let (style, text) = match (counts.faults, counts.unexplained) {
         (0, 0) if counts.total() == 0 => (Style::Unknown, "no Service traffic was observed".to_owned()),
-        (0, 0) if ending.lost_events + ending.suppressed_events > 0 => {
+        (0, 0) if ending.lost_events + ending.uncounted_losses + ending.suppressed_events > 0 => {
             (Style::Unknown, "no fault observed, but events were lost: not proof of health".to_owned())
         }
         (0, 0) if ending.flows_evicted > 0 => {
@@ -156,6 +157,9 @@ fn limits(out: &mut String, paint: Paint, summary: &Summary, ending: &Ending) {
         lines.push(format!(
             "{lost} lost in the kernel: flows near the loss are not called healthy (a larger --buffer helps)"
         ));
+    }
+    if ending.uncounted_losses > 0 {
+        lines.push(format!("{}: flows near them are not called healthy", outline::UNCOUNTED));
     }
     if summary.connections.uncounted > 0 {
         let uncounted = count(summary.connections.uncounted, "connection");

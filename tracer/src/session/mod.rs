@@ -170,6 +170,8 @@ pub struct Pipeline {
     before: BTreeMap<u64, Arc<VerdictKey>>,
     healthy: HealthyFolds,
     lost: u64,
+    /// Of these, the ones that stand for an unknown number.
+    uncounted_losses: u64,
     hook_gaps: Vec<HookGap>,
     suppressed: SuppressedEvents,
     wall_clock: WallClock,
@@ -196,6 +198,7 @@ impl Pipeline {
             before: BTreeMap::new(),
             healthy: HealthyFolds::default(),
             lost: 0,
+            uncounted_losses: 0,
             hook_gaps: Vec::new(),
             suppressed: SuppressedEvents::default(),
             wall_clock: WallClock::default(),
@@ -356,6 +359,18 @@ impl Pipeline {
             self.lost = self.lost.saturating_add(count);
             self.flows.lost(count, from, to);
         }
+    }
+
+    /// Reports that an unknown number of events is missing between `from` and `to`: it counts as one.
+    pub(crate) fn lost_uncounted(&mut self, from: Timestamp, to: Timestamp) {
+        self.lost = self.lost.saturating_add(1);
+        self.uncounted_losses += 1;
+        self.flows.lost_uncounted(from, to);
+    }
+
+    /// How many of [`Self::lost_events`] stand for an unknown number.
+    pub(crate) fn uncounted_losses(&self) -> u64 {
+        self.uncounted_losses
     }
 
     /// Reports that the kernel suppressed events: only the flows of that client, or of that Service, that were alive then

@@ -250,6 +250,9 @@ pub struct Ending {
     pub flows_evicted: u64,
     /// Events that the kernel could not deliver.
     pub lost_events: u64,
+    /// Damaged and missing parts of recordings: the number of their events is unknown.
+    #[serde(default)]
+    pub uncounted_losses: u64,
     /// Events that the kernel suppressed, because a client or a Service had too many, and of these the ones of each Service.
     pub suppressed_events: u64,
     pub suppressed_by_service: Vec<(Key, u64)>,
@@ -271,6 +274,7 @@ impl Ending {
             all.flows_open += ending.flows_open;
             all.flows_evicted += ending.flows_evicted;
             all.lost_events += ending.lost_events;
+            all.uncounted_losses += ending.uncounted_losses;
             all.suppressed_events += ending.suppressed_events;
             all.metadata_age = all.metadata_age.max(ending.metadata_age);
             for (service, count) in ending.suppressed_by_service {
@@ -304,7 +308,8 @@ impl Ending {
             ended,
             flows_open: counters.open,
             flows_evicted: counters.evicted,
-            lost_events: pipeline.lost_events(),
+            lost_events: pipeline.lost_events().saturating_sub(pipeline.uncounted_losses()),
+            uncounted_losses: pipeline.uncounted_losses(),
             suppressed_events: pipeline.suppressed_events(),
             suppressed_by_service: pipeline
                 .suppressed_by_service()

@@ -51,6 +51,7 @@ mod recording_cli;
 mod recording_corpus;
 mod recording_support;
 mod replay_input;
+mod replay_selection;
 mod schema;
 mod scoreboard;
 mod session_changes;

@@ -133,6 +133,10 @@ fn lowered(mut finding: Finding, flow: &Flow, ctx: &Context<'_>) -> Finding {
     let healthy = matches!(finding.class, Class::Ok | Class::N8);
     if flow.lost > 0 {
         let lost = match flow.lost {
+            _ if flow.has_uncounted_loss => {
+                "an unknown number of events is missing: a part of the recording is damaged or not there"
+                    .to_owned()
+            }
             1 => "1 event was lost while this flow was watched".to_owned(),
             lost => format!("{lost} events were lost while this flow was watched"),
         };
