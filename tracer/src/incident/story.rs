@@ -169,7 +169,9 @@ impl Story {
     pub(crate) fn of(verdicts: impl IntoIterator<Item = Verdict>, changes: &[Change]) -> Self {
         let mut story = Self::with_records();
         for verdict in verdicts {
-            if let Some(chapter) = story.count(&Judged { verdict, before: None, connect_time: None }) {
+            let last_seen = verdict.time;
+            let judged = Judged { verdict, before: None, connect_time: None, last_seen };
+            if let Some(chapter) = story.count(&judged) {
                 chapter.changes = changes.to_vec();
             }
         }

@@ -210,7 +210,8 @@ mod tests {
     #[test]
     fn verdicts_read_back() {
         for verdict in [report::fixture::fault(), report::fixture::ok(1)] {
-            let judged = Judged { verdict, before: None, connect_time: Some(Duration::from_micros(70)) };
+            let connect_time = Some(Duration::from_micros(70));
+            let judged = Judged { connect_time, ..report::fixture::judged(verdict) };
             let answer = line(&Answer::Judged(Box::new(judged.clone()))).unwrap();
             assert_eq!(answer.matches('\n').count(), 1);
             let read = sent::<Answer>(&[answer]).remove(0).unwrap();

@@ -92,7 +92,8 @@ pub(crate) fn near_a_loss(port: u16) -> Verdict {
 
 /// A verdict as a session first returns it.
 pub(crate) fn judged(verdict: Verdict) -> Judged {
-    Judged { verdict, before: None, connect_time: None }
+    let last_seen = verdict.time;
+    Judged { verdict, before: None, connect_time: None, last_seen }
 }
 
 /// A writer whose text a test can read.

@@ -107,7 +107,7 @@ impl LiveTable {
     }
 
     pub(super) fn show(&mut self, judged: &Judged) {
-        let Judged { verdict, before, connect_time } = judged;
+        let Judged { verdict, before, connect_time, .. } = judged;
         let Form { view, .. } = self.form;
         let key = FlowKey::new(&verdict.flow);
         let known = before.as_ref().and_then(|_| self.flows.iter().position(|(other, _)| *other == key));

@@ -211,7 +211,7 @@ impl State {
     }
 
     fn add(&mut self, judged: &Judged) {
-        let Judged { verdict, before, connect_time } = judged;
+        let Judged { verdict, before, connect_time, .. } = judged;
         self.summary.add(judged);
         self.dirty = true;
         let key = FlowKey::new(&verdict.flow);

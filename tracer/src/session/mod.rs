@@ -99,6 +99,9 @@ pub struct Judged {
     pub before: Option<Arc<VerdictKey>>,
     /// From the flow's beginning to its client's established socket.
     pub connect_time: Option<Duration>,
+    /// The time of the flow's last sighting so far. The verdict's own time may be much later, if many flows waited for theirs.
+    #[serde(default)]
+    pub last_seen: Timestamp,
 }
 
 /// The results of one step.
@@ -121,6 +124,7 @@ impl Judgements {
     pub(crate) fn map_times(&mut self, to: impl Fn(Timestamp) -> Timestamp) {
         for judged in &mut self.judged {
             judged.verdict.map_times(&to);
+            judged.last_seen = to(judged.last_seen);
         }
         for folded in &mut self.folded {
             Arc::make_mut(&mut folded.verdict).map_times(&to);
@@ -680,7 +684,7 @@ impl Pipeline {
             return None;
         }
         self.changes.list_in(&mut verdict, &self.cluster.history, self.settings.node_name.as_deref());
-        Some(Judged { verdict, before, connect_time: flow.connect_time() })
+        Some(Judged { verdict, before, connect_time: flow.connect_time(), last_seen: flow.last_seen })
     }
 
     /// Notes a flow that concerns no Service, where each flow is wanted.

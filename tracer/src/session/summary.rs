@@ -111,7 +111,7 @@ pub struct Summary {
 impl Summary {
     /// Counts a flow. Its earlier verdict is subtracted first.
     pub fn add(&mut self, judged: &Judged) {
-        let Judged { verdict, before, connect_time } = judged;
+        let Judged { verdict, before, connect_time, .. } = judged;
         if let Some(before) = before {
             self.take_back(before);
         }

@@ -622,6 +622,7 @@ fn the_summary_ranks_causes() {
         verdict: verdict.clone(),
         before: before.map(|before| Arc::new(before.key())),
         connect_time: None,
+        last_seen: verdict.time,
     };
     let refused = World::new().verdict(to_cart().refused(10_000), 20_000);
     for _ in 0..5 {

@@ -334,7 +334,9 @@ impl<'s> Traces<'s> {
             }
             Event::Verdict(verdict) => {
                 self.grow(&verdict);
-                results.judged(name, Judged { verdict: *verdict, before: None, connect_time: None })?;
+                let last_seen = verdict.time;
+                let judged = Judged { verdict: *verdict, before: None, connect_time: None, last_seen };
+                results.judged(name, judged)?;
             }
             Event::Over(done) => {
                 node.is_over = true;
