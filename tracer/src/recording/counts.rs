@@ -80,6 +80,10 @@ pub struct Lacks {
     pub unreadable_items: u64,
     /// It has neither the cluster's objects at its beginning nor is it the continuation of a file that has.
     pub beginning: bool,
+    /// It has the end of the trace. Of a trace in several files, the last one has it.
+    pub has_end: bool,
+    /// The latest time in it.
+    pub last: Timestamp,
 }
 
 /// An event of a Service.
@@ -134,7 +138,7 @@ impl EventCounter {
     /// If the file is no recording, or cannot be read to its end: the events before are counted.
     pub fn count<R: Read + Seek>(&mut self, file: R, counts: &mut EventCounts) -> Result<Lacks, OpenError> {
         let (mut reader, header) = Reader::open(file)?;
-        let mut lacks = Lacks::default();
+        let mut lacks = Lacks { last: header.started, ..Lacks::default() };
         let read = self.blocks(&mut reader, &header, counts, &mut lacks);
         let (first, number) = reader.damage();
         lacks.damage = (first.to_vec(), number);
@@ -163,6 +167,8 @@ impl EventCounter {
             let mut items = block.items.as_slice();
             while let Some(item) = assembler.next(&mut items) {
                 match item {
+                    Ok(Item::End(end)) => (lacks.has_end, lacks.last) = (true, lacks.last.max(end.ended)),
+                    Ok(Item::Advance(now)) => lacks.last = lacks.last.max(now),
                     Ok(item) => self.item(item, counts),
                     Err(_) => lacks.unreadable_items += 1,
                 }

@@ -5,7 +5,7 @@ use std::{fs::File, path::Path};
 use anyhow::Context as _;
 
 use super::{
-    lacks::{damaged_parts, unusable},
+    lacks::{cut_off, damaged_parts, unusable},
     nothing_in,
 };
 use crate::{
@@ -64,7 +64,7 @@ fn count_tape(tape: &Tape, selection: &Selection, counts: &mut EventCounts, lack
     let end = if selection.needs_end() { tape.last_time() } else { None };
     let span = selection.span(end.unwrap_or(Timestamp::MAX));
     let mut counter = EventCounter::new(span.from, span.to);
-    let mut lacks_beginning = false;
+    let (mut lacks_beginning, mut cut) = (false, None);
     for path in tape.paths() {
         let result = File::open(path)
             .context("cannot open it")
@@ -72,14 +72,16 @@ fn count_tape(tape: &Tape, selection: &Selection, counts: &mut EventCounts, lack
         match result {
             Ok(found) => {
                 lacks_beginning |= found.beginning;
+                cut = (!found.has_end).then_some(found.last);
                 lacks.extend(in_words(path, &found));
             }
             Err(error) => lacks.push(format!("{}: {error:#}", path.display())),
         }
     }
     counter.finish(counts);
+    let node = tape.header().node_name.as_deref().unwrap_or("an unnamed node");
+    lacks.extend(cut.filter(|at| *at <= span.to).map(|at| format!("{node}: {}", cut_off(at))));
     if lacks_beginning {
-        let node = tape.header().node_name.as_deref().unwrap_or("an unnamed node");
         lacks.push(format!("{node}: the cluster's objects from before it began are missing"));
     }
 }

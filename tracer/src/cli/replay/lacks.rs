@@ -6,6 +6,7 @@ use crate::{
     incident::Track,
     recording::{Damage, DamageKind, Player, UnusableFile},
     text::{count, safe},
+    time::Timestamp,
 };
 
 /// The maximum number of damaged parts named; the others are counted.
@@ -87,9 +88,14 @@ fn others(player: &Player<File>, ended: bool) -> Vec<String> {
         ));
     }
     if !ended {
-        lacks.push(format!("it was cut off at {}", player.now().to_the_millisecond()));
+        lacks.push(cut_off(player.now()));
     }
     lacks
+}
+
+/// A recording without its end.
+pub(super) fn cut_off(at: Timestamp) -> String {
+    format!("it was cut off at {}", at.to_the_millisecond())
 }
 
 fn damage_text(damage: &Damage) -> String {
