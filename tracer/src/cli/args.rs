@@ -288,7 +288,7 @@ fn target(verb: &str, text: Option<&str>, namespace: Option<&str>) -> Result<Opt
 }
 
 /// An error of this verb's usage.
-fn usage(verb: &str, why: String) -> clap::Error {
+pub(crate) fn usage(verb: &str, why: String) -> clap::Error {
     let mut command = Cli::command();
     command.build();
     match command.find_subcommand_mut(verb) {

@@ -139,6 +139,10 @@ fn end(result: anyhow::Result<Outcome>, global: &Global) -> ExitCode {
         Ok(outcome) => outcome.into(),
         Err(error) if is_closed_output(&error) => ExitCode::SUCCESS,
         Err(error) => {
+            // Some mistakes show only beside the recording.
+            if let Some(error) = error.downcast_ref() {
+                return usage(error);
+            }
             let mut printer = Printer::new(global.verbosity(), global.color);
             printer.error(&sentence(&*error), hint::hint(&error).as_deref());
             ExitCode::from(1)

@@ -17,9 +17,9 @@ use std::{
 use crate::{
     cli::{
         Outcome, ResultExt as _,
-        args::ReplayOptions,
+        args::{self, ReplayOptions},
         export,
-        selection::Selection,
+        selection::{Selection, Span},
         show::{Show, detail},
         target::Target,
     },
@@ -194,6 +194,8 @@ pub(super) struct Opened {
     selection: Selection,
     /// The part of the selection that the user asked for.
     asked: Selection,
+    /// The wanted times.
+    span: Span,
     notes: Vec<String>,
     warnings: Vec<String>,
     /// What is missing from the beginning.
@@ -225,9 +227,28 @@ pub(super) fn open(options: &ReplayOptions) -> anyhow::Result<Opened> {
     let mut warnings: Vec<_> = narrowed.collect();
     warnings.extend(unaligned(&timeline));
     warnings.extend(recorded_twice(&timeline));
-    let lacks = lacks::unusable(&timeline.skipped, timeline.skipped_more);
+    let mut lacks = lacks::unusable(&timeline.skipped, timeline.skipped_more);
     let asked = options.selection.clone();
-    Ok(Opened { timeline, selection, asked, notes, warnings, lacks })
+    let mut span = Span::ALL;
+    if asked.has_times() {
+        let recorded = recorded_time(&timeline);
+        span = wanted_time(&asked, recorded)?;
+        notes.push(format!("flows {span}"));
+        lacks.extend(span.misses(recorded));
+    }
+    Ok(Opened { timeline, selection, asked, span, notes, warnings, lacks })
+}
+
+/// The wanted times. Some mistakes of usage show only beside the recorded ones.
+fn wanted_time(selection: &Selection, recorded: Span) -> Result<Span, clap::Error> {
+    selection.span(recorded).map_err(|why| args::usage("replay", why))
+}
+
+/// The time that the traces cover, on their common clock.
+fn recorded_time(timeline: &Timeline) -> Span {
+    let begins = timeline.tracks().iter().enumerate();
+    let begins = begins.map(|(index, track)| timeline.common(index, track.header().started));
+    Span { from: begins.min().unwrap_or_default(), to: timeline.last_time() }
 }
 
 impl Opened {
@@ -257,8 +278,7 @@ impl Opened {
         for warning in &self.warnings {
             audience.warn(warning)?;
         }
-        let end = if self.selection.needs_end() { self.timeline.last_time() } else { Timestamp::MAX };
-        let span = self.selection.span(end);
+        let span = self.span;
         if span.from > Timestamp::MIN {
             self.timeline.skip_until(span.from.saturating_sub(EARLIER));
         }

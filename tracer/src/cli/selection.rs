@@ -66,6 +66,29 @@ pub(crate) struct Span {
     pub(crate) to: Timestamp,
 }
 
+impl Span {
+    pub(crate) const ALL: Self = Self { from: Timestamp::MIN, to: Timestamp::MAX };
+
+    /// Why nothing of the recorded time is in it, if that is so. The end of a damaged recording is taken as its beginning.
+    pub(crate) fn misses(self, recorded: Self) -> Option<String> {
+        let is_known = recorded.from < recorded.to;
+        let is_missed = is_known && recorded.to < self.from || self.to < recorded.from;
+        is_missed.then(|| format!("nothing of this time is recorded: the recording runs {recorded}"))
+    }
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (from, to) = (self.from.to_the_millisecond(), self.to.to_the_millisecond());
+        match (self.from, self.to) {
+            (Timestamp::MIN, Timestamp::MAX) => f.write_str("at any time"),
+            (Timestamp::MIN, _) => write!(f, "until {to}"),
+            (_, Timestamp::MAX) => write!(f, "since {from}"),
+            _ => write!(f, "from {from} to {to}"),
+        }
+    }
+}
+
 impl Selection {
     /// Every flow of the target, if there is one.
     pub(crate) fn of(target: Option<Target>) -> Self {
@@ -78,17 +101,21 @@ impl Selection {
         self.target.as_ref().is_some_and(is_end) || self.client.is_some() || self.flow.is_some()
     }
 
-    /// Whether its times depend on the end of the recording.
-    pub(crate) fn needs_end(&self) -> bool {
-        [self.since, self.until].into_iter().flatten().any(When::needs_end)
+    /// Whether it is of a part of the recorded time.
+    pub(crate) const fn has_times(&self) -> bool {
+        self.since.is_some() || self.until.is_some()
     }
 
-    /// The times in a recording that ends at `end`.
-    pub(crate) fn span(&self, end: Timestamp) -> Span {
-        Span {
-            from: self.since.map_or(Timestamp::MIN, |since| since.in_recording(end)),
-            to: self.until.map_or(Timestamp::MAX, |until| until.in_recording(end)),
+    /// The wanted times in recordings that cover `recorded`. The error says why no time can be wanted.
+    pub(crate) fn span(&self, recorded: Span) -> Result<Span, String> {
+        let from = self.since.map(|since| since.in_recording(recorded.to));
+        let to = self.until.map(|until| until.as_end(from.unwrap_or(recorded.from), recorded.to));
+        let span = Span { from: from.unwrap_or(Timestamp::MIN), to: to.unwrap_or(Timestamp::MAX) };
+        if span.to < span.from {
+            let (from, to) = (span.from.to_the_millisecond(), span.to.to_the_millisecond());
+            return Err(format!("--until is before --since: from {from} to {to} there is no time"));
         }
+        Ok(span)
     }
 
     /// The wanted ones. Flows without a verdict stay: they may have been wanted.

@@ -7,6 +7,8 @@ use jiff::{Timestamp as Instant, civil::DateTime, civil::Time, tz::TimeZone};
 use super::Timestamp;
 use crate::parse::units;
 
+const DAY: Duration = Duration::from_hours(24);
+
 /// A moment that may depend on the recording's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum When {
@@ -18,20 +20,29 @@ pub(crate) enum When {
 }
 
 impl When {
-    /// Parses `2026-01-02T10:00:00Z`, with any offset; `2026-01-02 10:00` and `10:00:30`, in UTC; or `15m`, before the
-    /// recording's end. The error says how to write a time.
+    /// Parses `2026-01-02T10:00:00Z`, with any offset; `2026-01-02 10:00` and `10:00:30`, in UTC, which may be named behind
+    /// them; `15m`, before the recording's end; or `now`, that end. The error says how to write a time.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let text = text.trim();
         if let Ok(instant) = text.parse::<Instant>() {
             return timestamp(instant).map(Self::At).ok_or_else(|| out_of_range(text));
         }
-        if let Ok(time) = text.parse::<Time>() {
-            return Ok(Self::OfDay(time));
+        if text == "now" {
+            return Ok(Self::Before(Duration::ZERO));
         }
-        if let Ok(civil) = text.parse::<DateTime>()
+        let utc = ["Z", "z", "UTC", "utc"].into_iter().find_map(|zone| text.strip_suffix(zone));
+        let clock = utc.unwrap_or(text).trim_end();
+        // A bare number may as well be meant as minutes.
+        let is_number = clock.bytes().all(|byte| byte.is_ascii_digit());
+        // A date with a time also parses as a time of day.
+        if !is_number
+            && let Ok(civil) = clock.parse::<DateTime>()
             && let Ok(zoned) = TimeZone::UTC.to_timestamp(civil)
         {
             return timestamp(zoned).map(Self::At).ok_or_else(|| out_of_range(text));
+        }
+        if !is_number && let Ok(time) = clock.parse::<Time>() {
+            return Ok(Self::OfDay(time));
         }
         let before = text.strip_suffix("ago").unwrap_or(text).trim().trim_start_matches('-');
         units::duration(before).map(Self::Before).map_err(|_| {
@@ -42,27 +53,36 @@ impl When {
         })
     }
 
-    /// Whether the moment depends on the end of the recording.
-    pub(crate) const fn needs_end(self) -> bool {
-        !matches!(self, Self::At(_))
-    }
-
     /// The moment in a recording that ends at `end`.
     pub(crate) fn in_recording(self, end: Timestamp) -> Timestamp {
-        const DAY: u64 = 86_400_000_000_000;
         match self {
             Self::At(time) => time,
             Self::Before(time) => end.saturating_sub(time),
             Self::OfDay(time) => {
-                let since_midnight = time.duration_since(Time::midnight()).as_nanos();
-                let since_midnight = u64::try_from(since_midnight).unwrap_or_default();
-                let midnight = end.as_unix_ns() / DAY * DAY;
-                let today = midnight.saturating_add(since_midnight);
-                let is_later = today > end.as_unix_ns();
-                Timestamp::from_unix_ns(if is_later { today.saturating_sub(DAY) } else { today })
+                let same_day = on_day_of(end, time);
+                if same_day > end { same_day.saturating_sub(DAY) } else { same_day }
             }
         }
     }
+
+    /// The moment as the end of a span that begins at `from`, in a recording that ends at `end`. A time of day is the first
+    /// one at or after `from`, on the next day only if the recording reaches to about that time: otherwise the span is
+    /// mistaken, and ends before it begins.
+    pub(crate) fn as_end(self, from: Timestamp, end: Timestamp) -> Timestamp {
+        let Self::OfDay(time) = self else { return self.in_recording(end) };
+        let same_day = on_day_of(from, time);
+        let next_day = same_day.saturating_add(DAY);
+        if same_day < from && next_day.since(end) <= DAY / 2 { next_day } else { same_day }
+    }
+}
+
+/// The moment of the day of `day` at which clocks show `time`, in UTC.
+fn on_day_of(day: Timestamp, time: Time) -> Timestamp {
+    let since_midnight = time.duration_since(Time::midnight()).as_nanos();
+    let since_midnight = u64::try_from(since_midnight).unwrap_or_default();
+    let day_ns = u64::try_from(DAY.as_nanos()).unwrap_or(u64::MAX);
+    let midnight = day.as_unix_ns() / day_ns * day_ns;
+    Timestamp::from_unix_ns(midnight.saturating_add(since_midnight))
 }
 
 fn timestamp(instant: Instant) -> Option<Timestamp> {
@@ -87,6 +107,7 @@ mod tests {
             ("2026-01-02T09:30:00+02:00", "2026-01-02T07:30:00.000Z"),
             ("2026-01-02 09:30", "2026-01-02T09:30:00.000Z"),
             ("2026-01-02T09:30:15", "2026-01-02T09:30:15.000Z"),
+            ("2025-12-30 09:30", "2025-12-30T09:30:00.000Z"),
             ("2026-01-02", "2026-01-02T00:00:00.000Z"),
             ("09:30", "2026-01-02T09:30:00.000Z"),
             ("10:00", "2026-01-02T10:00:00.000Z"),
@@ -94,21 +115,54 @@ mod tests {
             ("15m", "2026-01-02T09:45:00.000Z"),
             ("-15m", "2026-01-02T09:45:00.000Z"),
             ("1h30m ago", "2026-01-02T08:30:00.000Z"),
+            ("09:30 UTC", "2026-01-02T09:30:00.000Z"),
+            ("09:30Z", "2026-01-02T09:30:00.000Z"),
+            ("2026-01-02 09:30 UTC", "2026-01-02T09:30:00.000Z"),
+            ("now", "2026-01-02T10:00:00.000Z"),
         ] {
             let when = When::parse(text).unwrap();
             assert_eq!(when.in_recording(end).to_the_millisecond(), expected, "{text}");
         }
-        for text in ["", "yesterday", "25:00", "2026-13-01", "1969-01-01T00:00:00Z"] {
+        for text in
+            ["", "yesterday", "25:00", "10", "1000", "20260102", "Z", "2026-13-01", "1969-01-01T00:00:00Z"]
+        {
             let why = When::parse(text).unwrap_err();
             assert!(why.contains("is no time") || why.contains("1970"), "{text}: {why}");
         }
     }
 
+    #[test]
+    fn a_time_of_day_at_the_end_of_a_span_is_the_first_one_after_its_beginning() {
+        let at = |text: &str| When::parse(text).unwrap().in_recording(Timestamp::MAX);
+        for (until, from, end, expected) in [
+            // Just after the recording's end, and at the end of its day.
+            ("21:30", "2026-01-02 21:17", "2026-01-02 21:20", "2026-01-02 21:30"),
+            ("23:59", "2026-01-02 06:10", "2026-01-02 06:20", "2026-01-02 23:59"),
+            ("21:17", "2026-01-02 21:17", "2026-01-02 21:20", "2026-01-02 21:17"),
+            // Over midnight.
+            ("00:10", "2026-01-01 23:50", "2026-01-02 00:30", "2026-01-02 00:10"),
+            ("00:10", "2026-01-01 23:50", "2026-01-01 23:58", "2026-01-02 00:10"),
+            // A mistake: the recording does not reach to the next day.
+            ("21:17", "2026-01-02 21:18", "2026-01-02 21:20", "2026-01-02 21:17"),
+        ] {
+            let found = When::parse(until).unwrap().as_end(at(from), at(end));
+            assert_eq!(found, at(expected), "{until} from {from} in a recording to {end}");
+        }
+        let before = When::parse("10m").unwrap().as_end(Timestamp::MIN, at("2026-01-02 21:20"));
+        assert_eq!(before, at("2026-01-02 21:10"));
+    }
+
     proptest! {
         #[test]
-        fn no_text_panics(text in ".{0,40}|[0-9TZ:. +-]{0,30}", end in any::<u64>()) {
+        fn no_text_panics(
+            text in ".{0,40}|[0-9TZ:. +-]{0,30}|([01][0-9]|2[0-3]):[0-5][0-9]",
+            from in any::<u64>(),
+            end in any::<u64>(),
+        ) {
             if let Ok(when) = When::parse(&text) {
-                when.in_recording(Timestamp::from_unix_ns(end));
+                let [from, end] = [from, end].map(Timestamp::from_unix_ns);
+                when.in_recording(end);
+                when.as_end(from, end);
             }
         }
     }

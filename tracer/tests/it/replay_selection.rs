@@ -10,6 +10,57 @@ fn incident() -> Terminal {
 }
 
 #[test]
+fn a_time_of_day_after_the_end_is_not_yesterdays() {
+    let read = incident().run("replay nodes --since 21:17 --until 21:30");
+    assert!(read.contains("flows from 2026-11-23T21:17:00.000Z to 2026-11-23T21:30:00.000Z"), "{read}");
+    assert!(read.contains("[exit status 3]") && read.contains("21 faulty flows"), "{read}");
+}
+
+#[test]
+fn a_span_that_ends_before_it_begins_is_wrong_usage() {
+    let terminal = incident();
+    for output in ["table", "story", "counts"] {
+        let read = terminal.run(&format!("replay nodes -o {output} --since 21:18 --until 21:17"));
+        assert!(read.contains("error: --until is before --since"), "{read}");
+        assert!(read.contains("Usage: viptrace replay") && read.contains("[exit status 2]"), "{read}");
+    }
+}
+
+#[test]
+fn a_span_that_misses_the_recording_is_reported() {
+    let terminal = incident();
+    for (span, resolved) in [
+        ("--until 21:00", "until 2026-11-23T21:00:00.000Z"),
+        ("--since 2026-11-25T23:00:00Z", "since 2026-11-25T23:00:00.000Z"),
+    ] {
+        for output in ["table", "story", "counts"] {
+            let read = terminal.run(&format!("replay nodes -o {output} {span}"));
+            assert!(read.contains(resolved), "{read}");
+            assert!(
+                read.contains("warning: nothing of this time is recorded: the recording runs from "),
+                "{read}"
+            );
+            assert!(read.contains("[exit status 4]"), "{read}");
+        }
+    }
+}
+
+#[test]
+fn times_as_people_type_them() {
+    let terminal = incident();
+    for (flags, span) in [
+        ("--since -1m --until now", "from 2026-11-23T21:19:"),
+        ("--since 21:17Z", "since 2026-11-23T21:17:00.000Z"),
+        ("--until -90s", "until 2026-11-23T21:18:"),
+    ] {
+        let read = terminal.run(&format!("replay nodes {flags}"));
+        assert!(read.contains(&format!("\nflows {span}")) && !read.contains("error: "), "{read}");
+    }
+    let read = terminal.run("replay nodes --since 10");
+    assert!(read.contains("\"10\" is no time") && read.contains("[exit status 2]"), "{read}");
+}
+
+#[test]
 fn damage_is_no_loss_in_the_kernel() {
     let terminal = incident();
     let whole = std::fs::read(terminal.path().join("nodes/node1.viptrace")).unwrap();

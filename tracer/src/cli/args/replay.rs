@@ -56,10 +56,10 @@ struct WantedArgs {
     class: Vec<Class>,
     /// Only flows that were open since then: 2026-01-02T10:00:00Z, "2026-01-02 10:00" or 10:00:30 in UTC, or 15m for so
     /// long before the recording's end
-    #[arg(long, value_name = "TIME", value_parser = When::parse)]
+    #[arg(long, value_name = "TIME", value_parser = When::parse, allow_hyphen_values = true)]
     since: Option<When>,
     /// Only flows that began until then; TIME as for --since
-    #[arg(long, value_name = "TIME", value_parser = When::parse)]
+    #[arg(long, value_name = "TIME", value_parser = When::parse, allow_hyphen_values = true)]
     until: Option<When>,
 }
 

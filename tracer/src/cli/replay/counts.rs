@@ -6,15 +6,19 @@ use anyhow::Context as _;
 
 use super::{
     lacks::{cut_off, damaged_parts, unusable},
-    nothing_in,
+    nothing_in, wanted_time,
 };
 use crate::{
-    cli::{Outcome, ResultExt as _, args::ReplayOptions, selection::Selection, target::Target},
+    cli::{
+        Outcome, ResultExt as _,
+        args::ReplayOptions,
+        selection::{Selection, Span},
+        target::Target,
+    },
     recording::{EventCounter, EventCounts, Lacks, Tape, Tapes},
     report::{Printer, counts},
     session::Detail,
     text::{count, list, safe},
-    time::Timestamp,
 };
 
 /// Counts the events of all files, and prints them.
@@ -25,9 +29,16 @@ pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Resu
         return Err(nothing_in(&skipped, &options.files));
     }
     let mut lacks = unusable(&skipped, skipped_more);
+    let mut span = Span::ALL;
+    if options.selection.has_times() {
+        let recorded = recorded_time(&tapes);
+        span = wanted_time(&options.selection, recorded)?;
+        printer.note(&format!("events {span}"));
+        lacks.extend(span.misses(recorded));
+    }
     let mut counts = EventCounts::default();
     for tape in &tapes {
-        count_tape(tape, &options.selection, &mut counts, &mut lacks);
+        count_tape(tape, span, &mut counts, &mut lacks);
     }
     lacks.extend(missing(&counts));
     if let Some((namespace, name)) = service {
@@ -60,11 +71,17 @@ fn service(selection: &Selection) -> anyhow::Result<Option<(&str, &str)>> {
     }
 }
 
-fn count_tape(tape: &Tape, selection: &Selection, counts: &mut EventCounts, lacks: &mut Vec<String>) {
-    let end = if selection.needs_end() { tape.last_time() } else { None };
-    let span = selection.span(end.unwrap_or(Timestamp::MAX));
+/// The time that the traces cover, each by its own clock.
+fn recorded_time(tapes: &[Tape]) -> Span {
+    let began = |tape: &Tape| tape.header().started;
+    let ends = tapes.iter().map(|tape| tape.last_time().unwrap_or_else(|| began(tape)));
+    Span { from: tapes.iter().map(began).min().unwrap_or_default(), to: ends.max().unwrap_or_default() }
+}
+
+fn count_tape(tape: &Tape, span: Span, counts: &mut EventCounts, lacks: &mut Vec<String>) {
     let mut counter = EventCounter::new(span.from, span.to);
-    let (mut lacks_beginning, mut cut) = (false, None);
+    let mut lacks_beginning = false;
+    let mut cut = None;
     for path in tape.paths() {
         let result = File::open(path)
             .context("cannot open it")
