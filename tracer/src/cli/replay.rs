@@ -299,14 +299,13 @@ impl Opened {
         if let Some(note) = self.timeline.reading().and_then(narrow::note) {
             audience.note(&note)?;
         }
-        let is_cut = span.to != Timestamp::MAX;
         let several = self.timeline.tracks().len() > 1;
         let mut lacks = self.lacks;
         let mut endings = Vec::new();
         let mut reasons = Vec::new();
         for (index, track) in self.timeline.tracks().iter().enumerate() {
             let place = if several { format!("{}: ", safe(track.name())) } else { String::new() };
-            let found = missing(track, is_cut);
+            let found = missing(track, is_reached(&self.timeline, index, span.to));
             lacks.extend(found.iter().map(|lack| format!("{place}{lack}")));
             let Some(beside) = beside(&self.timeline, index) else { continue };
             let end = track.tape().end();
@@ -339,6 +338,13 @@ impl Opened {
         };
         Ok((Ended { nodes, ending, is_complete: lacks.is_empty() }, self.timeline))
     }
+}
+
+/// Whether a trace goes on after this time: then it has all that is wanted until there, wherever it was cut off.
+fn is_reached(timeline: &Timeline, track: usize, until: Timestamp) -> bool {
+    let Some(tape) = timeline.tracks().get(track).map(Track::tape) else { return false };
+    let last = tape.last_time().map_or(tape.now(), |last| last.max(tape.now()));
+    until < timeline.common(track, last)
 }
 
 fn beside(timeline: &Timeline, track: usize) -> Option<Beside<'_>> {

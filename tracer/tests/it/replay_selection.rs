@@ -61,6 +61,15 @@ fn times_as_people_type_them() {
 }
 
 #[test]
+fn a_recording_that_was_cut_off_within_the_span_is_incomplete() {
+    let terminal = incident();
+    for (until, is_cut) in [("21:18", false), ("21:30", true)] {
+        let read = terminal.run(&format!("replay nodes/node1.viptrace --until {until}"));
+        assert_eq!(read.contains("it was cut off at 2026-11-23T21:20:"), is_cut, "{read}");
+    }
+}
+
+#[test]
 fn damage_is_no_loss_in_the_kernel() {
     let terminal = incident();
     let whole = std::fs::read(terminal.path().join("nodes/node1.viptrace")).unwrap();

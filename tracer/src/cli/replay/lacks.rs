@@ -12,8 +12,9 @@ use crate::{
 /// The maximum number of damaged parts named; the others are counted.
 const NAMED: usize = 5;
 
-/// The missing parts of a trace's files, in words. `is_cut`: the user wants no later flows.
-pub(super) fn missing(track: &Track, is_cut: bool) -> Vec<String> {
+/// The missing parts of a trace's files, in words. `is_whole`: it reaches to the end of the wanted time, also without its own
+/// end.
+pub(super) fn missing(track: &Track, is_whole: bool) -> Vec<String> {
     let tape = track.tape();
     let mut lacks: Vec<_> = tape.skipped().iter().map(|file| safe(&file.to_string()).into_owned()).collect();
     let Some(player) = tape.player() else { return lacks };
@@ -33,7 +34,7 @@ pub(super) fn missing(track: &Track, is_cut: bool) -> Vec<String> {
     if let Some(more) = uncovered.len().checked_sub(NAMED).filter(|more| *more > 0) {
         lacks.push(count(more as u64, "more uncovered time"));
     }
-    lacks.extend(others(player, tape.end().is_some() || is_cut));
+    lacks.extend(others(player, tape.end().is_some() || is_whole));
     lacks
 }
 
