@@ -14,6 +14,8 @@ use crate::{
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
     pub target: Option<Target>,
+    /// Of a Service, the port's name or number.
+    pub port: Option<String>,
     /// The client: a Pod or an address.
     pub client: Option<Target>,
     pub flow: Option<FlowAddresses>,
@@ -40,16 +42,16 @@ impl fmt::Display for FlowAddresses {
 }
 
 impl FlowAddresses {
-    /// Parses `CLIENT` or `CLIENT,TO`, each as `IP:PORT` or `[IPv6]:PORT`. The error says how to write it.
+    /// Parses `CLIENT` or `CLIENT,TO`, each as `IP:PORT` or `[IPv6]:PORT`; also `CLIENT -> TO -> ENDPOINT` as a story prints it,
+    /// `POD (IP:PORT)` in the place of an address. The error says how to write it.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        let (client, to) = text.split_once(',').map_or((text, None), |(client, to)| (client, Some(to)));
-        let address = |text: &str| {
-            let parsed = text.trim().parse::<SocketAddr>();
-            parsed.map_err(|_| {
-                format!("{text:?} is not an address with a port: write CLIENT or CLIENT,TO as 10.0.1.2:40000,10.96.0.10:80")
-            })
-        };
-        Ok(Self { client: address(client)?, to: to.map(address).transpose()? })
+        let (separator, most) = if text.contains("->") { ("->", 3) } else { (",", 2) };
+        let ends: Vec<SocketAddr> = text.splitn(most, separator).map(end).collect::<Result<_, _>>()?;
+        match *ends.as_slice() {
+            [client] => Ok(Self { client, to: None }),
+            [client, to, ..] => Ok(Self { client, to: Some(to) }),
+            [] => Err(not_an_end(text)),
+        }
     }
 
     pub(crate) fn matches(&self, verdict: &Verdict) -> bool {
@@ -57,6 +59,18 @@ impl FlowAddresses {
         flow.client == self.client
             && self.to.is_none_or(|to| [flow.vip, flow.endpoint].into_iter().flatten().any(|it| it == to))
     }
+}
+
+/// One end of a flow: `IP:PORT`, or `POD (IP:PORT)`.
+fn end(text: &str) -> Result<SocketAddr, String> {
+    let bare = text.trim().strip_suffix(')').and_then(|named| Some(named.rsplit_once(" (")?.1));
+    bare.unwrap_or(text.trim()).parse().map_err(|_| not_an_end(text))
+}
+
+fn not_an_end(text: &str) -> String {
+    format!(
+        "{text:?} is not an address with a port: write CLIENT or CLIENT,TO as 10.0.1.2:40000,10.96.0.10:80"
+    )
 }
 
 /// A span of time: `from` and `to` included.
@@ -134,7 +148,10 @@ impl Selection {
     }
 
     fn wants_apart_from_time(&self, verdict: &Verdict) -> bool {
+        let is_of_port =
+            |port: &String| verdict.service.as_ref().is_some_and(|service| *service.port == **port);
         self.target.as_ref().is_none_or(|target| target.matches(verdict))
+            && self.port.as_ref().is_none_or(is_of_port)
             && self.client.as_ref().is_none_or(|client| client.is_client(verdict))
             && self.flow.is_none_or(|flow| flow.matches(verdict))
             && (self.classes.is_empty() || self.classes.contains(&verdict.class))
@@ -153,7 +170,14 @@ mod tests {
         let v6 = FlowAddresses::parse("[fd00::1]:40000").unwrap();
         assert_eq!((v6.client.port(), v6.to), (40000, None));
         assert_eq!(v6.to_string(), "[fd00::1]:40000");
-        for text in ["", "10.0.1.2", "10.0.1.2:40000,", "a,b,c", "10.0.1.2:40000->10.96.0.10:80"] {
+        for text in [
+            "10.0.1.2:40000->10.96.0.10:80",
+            "10.0.1.2:40000 -> 10.96.0.10:80",
+            "shop/client (10.0.1.2:40000) -> 10.96.0.10:80 -> shop/web (10.244.1.7:8080)",
+        ] {
+            assert_eq!(FlowAddresses::parse(text), Ok(flow), "{text}");
+        }
+        for text in ["", "10.0.1.2", "10.0.1.2:40000,", "a,b,c", "10.0.1.2:40000->", "shop/client ()"] {
             assert!(FlowAddresses::parse(text).unwrap_err().contains("write CLIENT"), "{text}");
         }
     }

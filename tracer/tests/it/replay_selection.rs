@@ -84,3 +84,21 @@ fn damage_is_no_loss_in_the_kernel() {
     let records = terminal.run("replay hole.viptrace --all -o json");
     assert!(records.contains("an unknown number of events is missing: a part of the recording"), "{records}");
 }
+
+#[test]
+fn names_are_taken_as_viptrace_prints_them() {
+    let terminal = incident();
+    let rows = |flags: &str| {
+        let read = terminal.run(&format!("replay nodes -o json {flags}"));
+        let rows = read.lines().filter(|line| line.starts_with('{')).count();
+        assert!(rows > 0, "{flags}: {read}");
+        rows
+    };
+    assert_eq!(rows("--service lab-incident/web:80"), rows("--service lab-incident/web"));
+    assert_eq!(rows("--client lab-incident/client"), rows("--client pod/lab-incident/client"));
+    assert_eq!(rows("-n lab-incident --client client"), rows("--client pod/lab-incident/client"));
+    let counts = terminal.run("replay nodes -o counts --service lab-incident/web:443");
+    assert!(counts.contains("no event of lab-incident/web"), "{counts}");
+    let read = terminal.run("replay nodes -n lab-incident");
+    assert!(read.contains("add one of them") && read.contains("[exit status 2]"), "{read}");
+}

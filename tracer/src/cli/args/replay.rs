@@ -1,6 +1,6 @@
 //! The arguments of `viptrace replay`.
 
-use std::path::PathBuf;
+use std::{borrow::Cow, path::PathBuf};
 
 use clap::Args;
 
@@ -39,10 +39,10 @@ pub struct ReplayArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Flows")]
 struct WantedArgs {
-    /// Only flows of this Service: NAMESPACE/SERVICE [default: the recorded trace's target]
+    /// Only flows of this Service: NAMESPACE/SERVICE, or with a port NAMESPACE/SERVICE:PORT [default: the recorded trace's target]
     #[arg(long, value_name = "SERVICE")]
     service: Option<String>,
-    /// Only flows of this client: pod/NAMESPACE/NAME, IP, IP:PORT or [IPv6]:PORT
+    /// Only flows of this client: NAMESPACE/NAME of a Pod, IP, IP:PORT or [IPv6]:PORT
     #[arg(long, value_name = "CLIENT")]
     client: Option<String>,
     /// The namespace of SERVICE and of CLIENT, if they are bare names
@@ -92,14 +92,25 @@ impl ReplayArgs {
 impl WantedArgs {
     fn resolve(self) -> Result<Selection, clap::Error> {
         let namespace = self.namespace.as_deref();
-        let service = target("replay", self.service.as_deref(), namespace)?;
-        let client = target("replay", self.client.as_deref(), namespace)?;
+        if namespace.is_some() && self.service.is_none() && self.client.is_none() {
+            let why = "-n names the namespace of --service or of --client: add one of them";
+            return Err(usage("replay", why.to_owned()));
+        }
+        let (service, port) = self.service.as_deref().map_or((None, None), service_and_port);
+        let service = target("replay", service, namespace)?;
+        if port.is_some() && service.as_ref().is_some_and(|target| target.service().is_none()) {
+            let why = "--service takes the port of a Service or of an address";
+            return Err(usage("replay", why.to_owned()));
+        }
+        let client = self.client.as_deref().map(of_client);
+        let client = target("replay", client.as_deref(), namespace)?;
         if client.as_ref().is_some_and(|client| client.service().is_some()) {
             let why = "--client takes a Pod or an address: write pod/NAMESPACE/NAME or an IP address";
             return Err(usage("replay", why.to_owned()));
         }
         Ok(Selection {
             target: service,
+            port: port.map(str::to_owned),
             client,
             flow: self.flow,
             classes: self.class,
@@ -107,6 +118,28 @@ impl WantedArgs {
             until: self.until,
         })
     }
+}
+
+/// The Service and its port, as the column SERVICE has them; an address keeps its port.
+fn service_and_port(text: &str) -> (Option<&str>, Option<&str>) {
+    match text.rsplit_once(':') {
+        Some((service, port))
+            if !service.is_empty() && !port.is_empty() && !service.contains([':', '.', '[']) =>
+        {
+            (Some(service), Some(port))
+        }
+        _ => (Some(text), None),
+    }
+}
+
+/// A client that is named as in the column CLIENT is a Pod.
+fn of_client(text: &str) -> Cow<'_, str> {
+    let is_address =
+        text.contains([':', '[']) || text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let has_kind = ["pod", "pods", "po", "service", "services", "svc"]
+        .iter()
+        .any(|kind| text.strip_prefix(kind).is_some_and(|rest| rest.starts_with('/')));
+    if is_address || has_kind { text.into() } else { format!("pod/{text}").into() }
 }
 
 /// A class by its name, in either case.

@@ -42,7 +42,11 @@ pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Resu
     }
     lacks.extend(missing(&counts));
     if let Some((namespace, name)) = service {
-        counts.retain(|service| *service.namespace == *namespace && *service.name == *name);
+        let port = options.selection.port.as_deref();
+        counts.retain(|service| {
+            let is_of_port = port.is_none_or(|port| *service.port == *port);
+            is_of_port && *service.namespace == *namespace && *service.name == *name
+        });
         if counts.services().next().is_none() {
             lacks.push(format!("no event of {namespace}/{name} is in the recordings"));
         }
