@@ -61,10 +61,6 @@ impl Audience for Judging<'_> {
         judgements.judged.iter().for_each(|judged| self.verdicts.add(&judged.verdict, beside.track));
         Ok(())
     }
-
-    fn ended(&mut self, _: Beside<'_>, _: Timestamp) -> Option<String> {
-        None
-    }
 }
 
 fn pcapng(opened: Opened, only_judged: bool, printer: &mut Printer) -> anyhow::Result<Outcome> {
@@ -131,10 +127,6 @@ impl Audience for Filling<'_> {
             self.tables.flow(judged, node).with_context(|| cannot_write(self.folder))?;
         }
         Ok(())
-    }
-
-    fn ended(&mut self, _: Beside<'_>, _: Timestamp) -> Option<String> {
-        None
     }
 }
 

@@ -24,13 +24,13 @@ use crate::{
         target::Target,
     },
     incident::{Beside, Moment, Story, Timeline, Track},
-    recording::{Header, UnusableFile},
+    recording::{Header, Part, UnusableFile},
     report::{
         Form, Printer, ReplayOutput, Report,
         html::{self, Messages},
         story,
     },
-    session::{Detail, Ending, Judgements},
+    session::{Detail, Ending, Judgements, SelectedFlows},
     text::{count, list, safe},
     time::Timestamp,
 };
@@ -99,8 +99,10 @@ pub(super) trait Audience {
     fn warn(&mut self, text: &str) -> anyhow::Result<()>;
     /// The wanted judgements of a trace at `now`.
     fn take(&mut self, judgements: Judgements, beside: Beside<'_>, now: Timestamp) -> anyhow::Result<()>;
-    /// A trace has ended at `end` of its own clock. Returns why nothing of the user's target was in it.
-    fn ended(&mut self, beside: Beside<'_>, end: Timestamp) -> Option<String>;
+    /// The judgements that would be wanted if all classes were.
+    fn take_beside(&mut self, _: &Judgements) {}
+    /// A trace has ended.
+    fn ended(&mut self, _: Beside<'_>) {}
 }
 
 /// Shows rows, and counts for the summary.
@@ -120,10 +122,6 @@ impl Audience for Rows<'_> {
 
     fn take(&mut self, judgements: Judgements, beside: Beside<'_>, now: Timestamp) -> anyhow::Result<()> {
         self.show.show(self.report, judgements, beside.pipeline, now)
-    }
-
-    fn ended(&mut self, beside: Beside<'_>, end: Timestamp) -> Option<String> {
-        self.show.nothing_meant(&beside.pipeline.cluster().history, end)
     }
 }
 
@@ -153,9 +151,13 @@ impl Audience for Teller<'_> {
         Ok(())
     }
 
-    fn ended(&mut self, beside: Beside<'_>, _: Timestamp) -> Option<String> {
+    fn take_beside(&mut self, judgements: &Judgements) {
+        judgements.judged.iter().for_each(|judged| self.story.note(judged));
+        judgements.folded.iter().for_each(|folded| self.story.add_folded(folded));
+    }
+
+    fn ended(&mut self, beside: Beside<'_>) {
         self.story.note_changes(beside);
-        None
     }
 }
 
@@ -283,17 +285,22 @@ impl Opened {
             self.timeline.skip_until(span.from.saturating_sub(EARLIER));
         }
         let (part, why) = narrow::part(&self.timeline, &self.asked, span)?;
+        let is_all_judged = matches!(part, Part::Whole) && span == Span::ALL;
         self.timeline.narrow(part);
         if let Some(why) = why {
             audience.note(&why)?;
         }
+        let (mut others, mut has_any) = (0, false);
         while let Some(Moment { track, judgements, now }) = self.timeline.step()? {
             if now > span.to.saturating_add(LATE) {
                 break;
             }
-            let judgements = self.selection.of_judgements(judgements, span);
+            let selected = self.selection.select(judgements, span);
+            others += selected.others;
+            has_any |= selected.has_any();
+            audience.take_beside(&selected.of_other_classes);
             if let Some(beside) = beside(&self.timeline, track) {
-                audience.take(judgements, beside, now)?;
+                audience.take(selected.wanted, beside, now)?;
             }
         }
         if let Some(note) = self.timeline.reading().and_then(narrow::note) {
@@ -310,7 +317,9 @@ impl Opened {
             let Some(beside) = beside(&self.timeline, index) else { continue };
             let end = track.tape().end();
             let ended = end.map_or(track.tape().now(), |end| end.ended);
-            reasons.push(audience.ended(beside, ended));
+            audience.ended(beside);
+            let history = &beside.pipeline.cluster().history;
+            reasons.push(if has_any { None } else { self.selection.nothing_meant(span, history, ended) });
             let mut gaps: Vec<_> = end.map(|end| end.gaps.clone()).unwrap_or_default();
             for gap in &mut gaps {
                 *gap = safe(gap).into_owned();
@@ -323,19 +332,23 @@ impl Opened {
             ending.ended = self.timeline.common(index, ending.ended);
             endings.push((safe(track.name()).into_owned(), ending));
         }
+        let nothing = reasons.into_iter().flatten().next();
+        if self.asked.names_flows() {
+            lacks.extend(nothing);
+        } else if let Some(why) = nothing {
+            // The trace had the same target and found the same.
+            audience.warn(&why)?;
+        }
         for lack in &lacks {
             audience.warn(lack)?;
         }
-        // One node that had flows of the target suffices.
-        let reasons: Option<Vec<String>> = reasons.into_iter().collect();
-        if let Some(why) = reasons.as_deref().and_then(<[String]>::first) {
-            audience.warn(why)?;
-        }
         let nodes = endings.iter().map(|(name, _)| name.clone()).collect();
-        let ending = match endings.pop() {
+        let mut ending = match endings.pop() {
             Some((_, ending)) if endings.is_empty() => ending,
             last => Ending::of_nodes(endings.into_iter().chain(last)),
         };
+        let others = is_all_judged.then_some(others);
+        ending.selected = self.asked.in_words(span).map(|only| SelectedFlows { only, others });
         Ok((Ended { nodes, ending, is_complete: lacks.is_empty() }, self.timeline))
     }
 }

@@ -5,7 +5,10 @@ use std::{fmt, net::SocketAddr};
 use super::target::Target;
 use crate::{
     class::Class,
+    cluster::History,
+    error::sentence,
     session::Judgements,
+    text::{list, safe},
     time::{Timestamp, when::When},
     verdict::Verdict,
 };
@@ -103,6 +106,24 @@ impl fmt::Display for Span {
     }
 }
 
+impl Selected {
+    /// Whether a flow is of the wanted Service, client, addresses and time.
+    pub(crate) fn has_any(&self) -> bool {
+        [&self.wanted, &self.of_other_classes].iter().any(|it| !it.judged.is_empty() || !it.folded.is_empty())
+    }
+}
+
+/// Judgements, sorted by what is wanted.
+#[derive(Debug, Default)]
+pub(crate) struct Selected {
+    /// The wanted ones. Flows without a verdict stay: they may have been wanted.
+    pub(crate) wanted: Judgements,
+    /// Those that only their class keeps out.
+    pub(crate) of_other_classes: Judgements,
+    /// The number of flows that are not wanted, without those judged again.
+    pub(crate) others: u64,
+}
+
 impl Selection {
     /// Every flow of the target, if there is one.
     pub(crate) fn of(target: Option<Target>) -> Self {
@@ -113,6 +134,11 @@ impl Selection {
     pub(crate) fn needs_each_flow(&self) -> bool {
         let is_end = |target: &Target| matches!(target, Target::Pod { .. } | Target::Address { .. });
         self.target.as_ref().is_some_and(is_end) || self.client.is_some() || self.flow.is_some()
+    }
+
+    /// Whether it is of some Service, client or addresses.
+    pub(crate) const fn names_flows(&self) -> bool {
+        self.target.is_some() || self.client.is_some() || self.flow.is_some()
     }
 
     /// Whether it is of a part of the recorded time.
@@ -132,29 +158,96 @@ impl Selection {
         Ok(span)
     }
 
-    /// The wanted ones. Flows without a verdict stay: they may have been wanted.
-    pub(crate) fn of_judgements(&self, mut judgements: Judgements, span: Span) -> Judgements {
-        judgements.judged.retain(|judged| self.wants(&judged.verdict, span));
-        // They are judged together, so that all are wanted or none.
-        judgements.folded.retain(|folded| {
-            self.wants_apart_from_time(&folded.verdict) && (span.from..=span.to).contains(&folded.last)
-        });
-        judgements
+    /// Sorts judgements by what is wanted.
+    pub(crate) fn select(&self, judgements: Judgements, span: Span) -> Selected {
+        let Judgements { judged, folded, .. } = judgements;
+        let mut selected = Selected {
+            wanted: Judgements { judged: vec![], folded: vec![], ..judgements },
+            ..Selected::default()
+        };
+        for judged in judged {
+            let is_new = judged.before.is_none();
+            if !self.wants_apart_from_class(&judged.verdict, span) {
+                selected.others += u64::from(is_new);
+            } else if self.wants_class(judged.verdict.class) {
+                selected.wanted.judged.push(judged);
+            } else {
+                selected.others += u64::from(is_new);
+                selected.of_other_classes.judged.push(judged);
+            }
+        }
+        for folded in folded {
+            // They are judged together, so that all are wanted or none.
+            if !self.has_ends(&folded.verdict) || !(span.from..=span.to).contains(&folded.last) {
+                selected.others += folded.count;
+            } else if self.wants_class(folded.verdict.class) {
+                selected.wanted.folded.push(folded);
+            } else {
+                selected.others += folded.count;
+                selected.of_other_classes.folded.push(folded);
+            }
+        }
+        selected
     }
 
     /// Whether the flow is wanted.
+    #[cfg(test)]
     pub(crate) fn wants(&self, verdict: &Verdict, span: Span) -> bool {
-        self.wants_apart_from_time(verdict) && verdict.time >= span.from && verdict.flow.started <= span.to
+        self.wants_apart_from_class(verdict, span) && self.wants_class(verdict.class)
     }
 
-    fn wants_apart_from_time(&self, verdict: &Verdict) -> bool {
+    /// What is wanted, in words; `None` if it is everything.
+    pub(crate) fn in_words(&self, span: Span) -> Option<String> {
+        let mut parts: Vec<String> = self.target_in_words().into_iter().collect();
+        parts.extend(self.client.as_ref().map(|client| format!("from {client}")));
+        parts.extend(self.flow.map(|flow| format!("the flow {flow}")));
+        if !self.classes.is_empty() {
+            let classes: Vec<String> = self.classes.iter().map(ToString::to_string).collect();
+            parts.push(format!("class {}", list(&classes)));
+        }
+        parts.extend((span != Span::ALL).then(|| span.to_string()));
+        (!parts.is_empty()).then(|| parts.join(", "))
+    }
+
+    /// Why none of the wanted flows is there. An object that does not exist explains more than one without flows.
+    pub(crate) fn nothing_meant(&self, span: Span, history: &History, now: Timestamp) -> Option<String> {
+        let mut ends = [&self.client, &self.target].into_iter().flatten();
+        let missing = ends.find_map(|end| Some((end, end.check(history, now).err()?)));
+        if let Some((end, error)) = missing {
+            return Some(format!("nothing of {end} is in the recording: {}", sentence(&*error)));
+        }
+        let (of, none) = match (self.flow, &self.client, self.target_in_words()) {
+            (Some(flow), ..) => (format!("of {flow}"), "no flow with these addresses"),
+            (None, Some(client), Some(target)) => (format!("from {client} to {target}"), "no such flow"),
+            (None, Some(client), None) => (format!("of {client}"), "no flow of it"),
+            (None, None, Some(target)) => (format!("of {target}"), "no flow of it"),
+            (None, None, None) => return None,
+        };
+        let when = if span == Span::ALL { "" } else { " in this time" };
+        Some(format!("nothing {of} is in the recording: {none} was observed{when}"))
+    }
+
+    fn target_in_words(&self) -> Option<String> {
+        let port = self.port.as_deref().map_or_else(String::new, |port| format!(":{}", safe(port)));
+        self.target.as_ref().map(|target| format!("{target}{port}"))
+    }
+
+    fn wants_class(&self, class: Class) -> bool {
+        self.classes.is_empty() || self.classes.contains(&class)
+    }
+
+    fn wants_apart_from_class(&self, verdict: &Verdict, span: Span) -> bool {
+        self.has_ends(verdict) && verdict.time >= span.from && verdict.flow.started <= span.to
+    }
+
+    /// Whether the flow is of the wanted Service, client and addresses.
+    fn has_ends(&self, verdict: &Verdict) -> bool {
         let is_of_port =
             |port: &String| verdict.service.as_ref().is_some_and(|service| *service.port == **port);
         self.target.as_ref().is_none_or(|target| target.matches(verdict))
             && self.port.as_ref().is_none_or(is_of_port)
             && self.client.as_ref().is_none_or(|client| client.is_client(verdict))
             && self.flow.is_none_or(|flow| flow.matches(verdict))
-            && (self.classes.is_empty() || self.classes.contains(&verdict.class))
     }
 }
 

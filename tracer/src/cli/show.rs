@@ -4,8 +4,6 @@ use std::time::Instant;
 
 use crate::{
     cli::{Outcome, selection::Selection, target::Target},
-    cluster::History,
-    error::sentence,
     report::{Report, Status, View},
     session::{Connections, Detail, Ending, Judgements, Pipeline, Summary},
     time::Timestamp,
@@ -75,16 +73,6 @@ impl Show {
     pub(super) fn finish(&self, report: &mut Report, ending: &Ending) -> anyhow::Result<Outcome> {
         report.finish(&self.summary, ending)?;
         Ok(if self.summary.counts().faults > 0 { Outcome::Faults } else { Outcome::Clean })
-    }
-
-    /// Why nothing of the target was shown; `None` if something was shown, or without a target.
-    pub(super) fn nothing_meant(&self, history: &History, now: Timestamp) -> Option<String> {
-        let target = self.target().filter(|_| self.summary.counts().total() == 0)?;
-        let why = match target.check(history, now) {
-            Err(error) => sentence(&*error),
-            Ok(()) => "no flow of it was observed".to_owned(),
-        };
-        Some(format!("nothing of {target} is in the recording: {why}"))
     }
 }
 

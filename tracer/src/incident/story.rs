@@ -164,6 +164,22 @@ impl Story {
         }
     }
 
+    /// Takes a judged flow that is not wanted, at a Service of wanted ones: it shows when a failure ended.
+    pub fn note(&mut self, judged: &Judged) {
+        let verdict = &judged.verdict;
+        if let Some(before) = judged.before.as_ref().filter(|before| before.has_failed)
+            && let Some(chapter) = self.chapters.get_mut(&(before.class, before.service.clone()))
+        {
+            self.room += chapter.forget(verdict);
+        }
+        if let Some(service) = &verdict.service {
+            self.rate(service, verdict.flow.started, 1, verdict.has_failed());
+            if verdict.class.kind() == Kind::Ok {
+                self.was_answered(service, verdict.flow.started);
+            }
+        }
+    }
+
     /// A story of these flows, all with these changes.
     #[cfg(test)]
     pub(crate) fn of(verdicts: impl IntoIterator<Item = Verdict>, changes: &[Change]) -> Self {
@@ -180,20 +196,9 @@ impl Story {
 
     /// Counts a flow. Returns its chapter if it failed.
     fn count(&mut self, judged: &Judged) -> Option<&mut Chapter> {
+        self.note(judged);
         let verdict = &judged.verdict;
-        if let Some(before) = judged.before.as_ref().filter(|before| before.has_failed)
-            && let Some(chapter) = self.chapters.get_mut(&(before.class, before.service.clone()))
-        {
-            self.room += chapter.forget(verdict);
-        }
-        let failed = verdict.has_failed();
-        if let Some(service) = &verdict.service {
-            self.rate(service, verdict.flow.started, 1, failed);
-            if verdict.class.kind() == Kind::Ok {
-                self.was_answered(service, verdict.flow.started);
-            }
-        }
-        if !failed {
+        if !verdict.has_failed() {
             return None;
         }
         let key = (verdict.class, verdict.service.clone());

@@ -85,7 +85,9 @@ impl Page<'_> {
     }
 
     fn title(self) -> String {
-        self.chapters.first().map_or_else(|| outline::NO_FAILURE.to_owned(), |first| title(first))
+        self.chapters
+            .first()
+            .map_or_else(|| outline::no_failure(self.ending).to_owned(), |first| title(first))
     }
 
     /// The answer in a few lines, and the contents.
@@ -107,6 +109,9 @@ impl Page<'_> {
             }
             let observed = format!("{} UTC, on {}", outline::span(self.ending), named(nodes));
             fact(html, "Observed", &observed);
+            if let Some(only) = outline::only(self.ending) {
+                fact(html, "Selected", &only);
+            }
         });
         html.block("nav", &[("aria-label", &"Contents")], |html| {
             html.block("ul", &[], |html| {

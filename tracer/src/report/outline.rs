@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::{
     class::Class,
     incident::{APART, Bout, Change, Chapter, Ended, Rate, Story},
-    session::Ending,
+    session::{Ending, SelectedFlows},
     text::{count, length, safe},
     verdict::ServiceRef,
 };
@@ -73,6 +73,22 @@ pub(super) fn bouts(chapter: &Chapter, ending: &Ending) -> Option<String> {
     Some(format!("{}, at least {minutes} min apart: {}", all.len(), listed.join(", ")))
 }
 
+/// The flows that the story is of, if it is not of all.
+pub(super) fn only(ending: &Ending) -> Option<String> {
+    let SelectedFlows { only, others } = ending.selected.as_ref()?;
+    let others = match others {
+        None | Some(0) => String::new(),
+        Some(1) => "; 1 other flow was not selected".to_owned(),
+        Some(others) => format!("; {others} other flows were not selected"),
+    };
+    Some(format!("only: {}{others}", safe(only)))
+}
+
+/// The heading of a story without failures.
+pub(super) const fn no_failure(ending: &Ending) -> &'static str {
+    if ending.selected.is_some() { "No selected flow failed" } else { NO_FAILURE }
+}
+
 /// When the failures ended.
 pub(super) fn ended(story: &Story, chapter: &Chapter, ending: &Ending) -> String {
     match story.ended(chapter, ending.ended) {
@@ -80,6 +96,9 @@ pub(super) fn ended(story: &Story, chapter: &Chapter, ending: &Ending) -> String
             format!("the flow at {} was answered, and none failed after it", time.beside(ending.started))
         }
         Ended::Open => "not in this recording: flows failed until shortly before its end".to_owned(),
+        Ended::NoFlow if ending.selected.is_some() => {
+            "unknown: no later flow of the Service was observed among the selected ones".to_owned()
+        }
         Ended::NoFlow => "unknown: no later flow of the Service was observed".to_owned(),
     }
 }
@@ -175,10 +194,7 @@ pub(super) fn gaps(ending: &Ending) -> Vec<String> {
         lines.push(UNCOUNTED.to_owned());
     }
     if ending.suppressed_events > 0 {
-        lines.push(format!(
-            "{} suppressed by the kernel's limits",
-            count(ending.suppressed_events, "event")
-        ));
+        lines.push(format!("{} suppressed by the kernel's limits", count(ending.suppressed_events, "event")));
     }
     if ending.flows_evicted > 0 {
         lines.push(format!("{} given up without a verdict", count(ending.flows_evicted, "flow")));

@@ -35,8 +35,11 @@ pub fn render(story: &Story, nodes: &[String], ending: &Ending, paint: Paint) ->
     let span = outline::span(ending);
     let nodes = nodes.iter().map(|node| safe(node)).collect::<Vec<_>>().join(", ");
     let _ = writeln!(out, "{}", paint.text(Style::Faint, &format!("{nodes}, {span}, UTC")));
+    if let Some(only) = outline::only(ending) {
+        let _ = writeln!(out, "{}", paint.text(Style::Faint, &only));
+    }
     match chapters.split_first() {
-        None => heading(&mut out, paint, outline::NO_FAILURE),
+        None => heading(&mut out, paint, outline::no_failure(ending)),
         Some((first, others)) => {
             what_happened(&mut out, paint, story, first, ending);
             who_was_hit(&mut out, paint, story, first, others);

@@ -45,8 +45,14 @@ fn overview(out: &mut String, paint: Paint, counts: Counts, ending: &Ending) {
     heading(out, paint, "Summary");
     let seconds = ending.ended.since(ending.started).as_secs_f64();
     line(out, &format!("{} in {seconds:.1} s", count(counts.total(), "flow")));
+    if let Some(only) = outline::only(ending) {
+        line(out, &only);
+    }
     let unexplained = |broken| format!("{} without an explanation", count(broken, "flow"));
     let (style, text) = match (counts.faults, counts.unexplained) {
+        (0, 0) if counts.total() == 0 && ending.selected.is_some() => {
+            (Style::Unknown, "none of the selected flows was observed".to_owned())
+        }
         (0, 0) if counts.total() == 0 => (Style::Unknown, "no Service traffic was observed".to_owned()),
         (0, 0) if ending.lost_events + ending.uncounted_losses + ending.suppressed_events > 0 => {
             (Style::Unknown, "no fault observed, but events were lost: not proof of health".to_owned())
@@ -54,6 +60,7 @@ fn overview(out: &mut String, paint: Paint, counts: Counts, ending: &Ending) {
         (0, 0) if ending.flows_evicted > 0 => {
             (Style::Unknown, "no fault observed, but flows were evicted: not proof of health".to_owned())
         }
+        (0, 0) if ending.selected.is_some() => (Style::Good, "no fault in the selected flows".to_owned()),
         (0, 0) => (Style::Good, "no fault".to_owned()),
         (0, broken) => (Style::Unknown, format!("no fault observed, {}", unexplained(broken))),
         (faults, 0) => (Style::Fault, count(faults, "faulty flow")),

@@ -50,7 +50,7 @@ pub use grace::Grace;
 pub(crate) use healthy_folds::Folded;
 pub use latency::Latency;
 pub(crate) use summary::Cause;
-pub use summary::{Counts, Ending, Summary};
+pub use summary::{Counts, Ending, SelectedFlows, Summary};
 pub use unjudged::NotJudged;
 pub use wall_clock::WallStep;
 pub(crate) use wall_clock::WallSteps;

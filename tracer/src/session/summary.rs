@@ -260,6 +260,18 @@ pub struct Ending {
     pub metadata_age: Option<Duration>,
     /// Gaps: missing hooks, objects that may not be read, node facts.
     pub gaps: Vec<String>,
+    /// The flows that a replay was to show, if not all.
+    #[serde(skip)]
+    pub selected: Option<SelectedFlows>,
+}
+
+/// A part of the flows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SelectedFlows {
+    /// Which ones, in words.
+    pub only: String,
+    /// The number of the others; `None` if it is not known, because blocks without wanted flows were not read.
+    pub others: Option<u64>,
 }
 
 impl Ending {
@@ -317,6 +329,7 @@ impl Ending {
                 .collect(),
             metadata_age: status.metadata_age(ended),
             gaps,
+            selected: None,
         }
     }
 }

@@ -88,13 +88,34 @@ fn a_target_without_records_is_reported() {
         ("shop/db", "has no VIP"),
         ("shop/elsewhere", "there is no service/shop/elsewhere in this cluster"),
     ] {
-        let (status, stdout, stderr) = replay(&path, &["--service", target, "--all"]);
-        assert_eq!(status, Some(0), "{stderr}");
-        let said = format!("nothing of service/{target} is in the recording");
-        assert!(stderr.contains(&said) && stderr.contains(why), "{target}: {stdout}{stderr}");
+        let out = folder.path().join(target.replace('/', "-"));
+        let parquet = ["parquet", "--out", out.to_str().unwrap()];
+        for output in [&["table", "--all"][..], &["json"], &["story"], &["html"], &parquet] {
+            let (status, stdout, stderr) = replay(&path, &[&["--service", target, "-o"], output].concat());
+            assert_eq!(status, Some(4), "{stderr}");
+            let said = format!("nothing of service/{target} is in the recording");
+            assert!(stderr.contains(&said) && stderr.contains(why), "{target}: {stdout}{stderr}");
+        }
     }
     let (_, _, stderr) = replay(&path, &["--all"]);
     assert!(!stderr.contains("nothing of"), "{stderr}");
+    for (wanted, why) in [
+        (["--client", "shop/typo"], "there is no pod/shop/typo in this cluster"),
+        (["--client", "192.0.2.77"], "nothing of 192.0.2.77 is in the recording: no flow of it was observed"),
+        (["--flow", "192.0.2.77:4000"], "no flow with these addresses was observed"),
+        (["--path", "192.0.2.77:4000"], "no flow with these addresses was observed"),
+    ] {
+        let (status, _, stderr) = replay(&path, &wanted);
+        assert!(status == Some(4) && stderr.contains(why), "{wanted:?}: {stderr}");
+    }
+}
+
+#[test]
+fn a_trace_of_an_idle_target_replays_as_the_trace_did() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, _) = recording(folder.path(), false, Some("service/shop/checkout"));
+    let (status, _, stderr) = replay(&path, &[]);
+    assert!(status == Some(0) && stderr.contains("nothing of service/shop/checkout"), "{stderr}");
 }
 
 #[test]

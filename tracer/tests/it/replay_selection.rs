@@ -46,6 +46,15 @@ fn a_span_that_misses_the_recording_is_reported() {
 }
 
 #[test]
+fn a_recording_that_was_cut_off_within_the_span_is_incomplete() {
+    let terminal = incident();
+    for (until, is_cut) in [("21:18", false), ("21:30", true)] {
+        let read = terminal.run(&format!("replay nodes/node1.viptrace --until {until}"));
+        assert_eq!(read.contains("it was cut off at 2026-11-23T21:20:"), is_cut, "{read}");
+    }
+}
+
+#[test]
 fn times_as_people_type_them() {
     let terminal = incident();
     for (flags, span) in [
@@ -61,12 +70,62 @@ fn times_as_people_type_them() {
 }
 
 #[test]
-fn a_recording_that_was_cut_off_within_the_span_is_incomplete() {
+fn an_output_of_a_part_of_the_flows_says_so() {
     let terminal = incident();
-    for (until, is_cut) in [("21:18", false), ("21:30", true)] {
-        let read = terminal.run(&format!("replay nodes/node1.viptrace --until {until}"));
-        assert_eq!(read.contains("it was cut off at 2026-11-23T21:20:"), is_cut, "{read}");
+    let story = terminal.run("replay nodes -o story --class ok");
+    assert!(story.contains("No selected flow failed") && !story.contains("in what was observed"), "{story}");
+    assert!(
+        story.contains("\nonly: class ok; ") && story.contains(" other flows were not selected"),
+        "{story}"
+    );
+    let page = terminal.run("replay nodes -o html --class ok");
+    assert!(page.contains("<h1>No selected flow failed</h1>") && page.contains("only: class ok; "), "{page}");
+    let table = terminal.run("replay nodes --class C7");
+    assert!(
+        table.contains("none of the selected flows was observed") && table.contains("only: class C7; "),
+        "{table}"
+    );
+    assert!(!table.contains("no Service traffic"), "{table}");
+    // A query by the index does not read the others.
+    let part = terminal.run("replay nodes -o story --service lab-incident/web --since 21:17 --class C5,C6");
+    let only = "only: service/lab-incident/web, class C5 and C6, since 2026-11-23T21:17:00.000Z\n";
+    assert!(part.contains(only), "{part}");
+    let all = terminal.run("replay nodes -o story");
+    assert!(!all.contains("only: ") && !all.contains("not selected"), "{all}");
+}
+
+#[test]
+fn the_end_of_a_failure_is_known_whatever_classes_are_shown() {
+    let terminal = incident();
+    let line = |read: &str, label: &str| {
+        read.lines().find(|line| line.starts_with(label)).unwrap_or_else(|| panic!("{read}")).to_owned()
+    };
+    let all = terminal.run("replay nodes -o story --class C5,C6,ok");
+    let some = terminal.run("replay nodes -o story --class C6");
+    for label in ["  ended ", "  flows "] {
+        assert_eq!(line(&all, label), line(&some, label));
     }
+    assert!(line(&some, "  ended ").contains("was answered"), "{some}");
+}
+
+#[test]
+fn names_are_taken_as_viptrace_prints_them() {
+    let terminal = incident();
+    let rows = |flags: &str| {
+        let read = terminal.run(&format!("replay nodes -o json {flags}"));
+        let rows = read.lines().filter(|line| line.starts_with('{')).count();
+        assert!(rows > 0, "{flags}: {read}");
+        rows
+    };
+    assert_eq!(rows("--service lab-incident/web:80"), rows("--service lab-incident/web"));
+    assert_eq!(rows("--client lab-incident/client"), rows("--client pod/lab-incident/client"));
+    assert_eq!(rows("-n lab-incident --client client"), rows("--client pod/lab-incident/client"));
+    let read = terminal.run("replay nodes --service lab-incident/web:443");
+    assert!(read.contains("nothing of service/lab-incident/web:443 is in the recording"), "{read}");
+    let counts = terminal.run("replay nodes -o counts --service lab-incident/web:443");
+    assert!(counts.contains("no event of lab-incident/web"), "{counts}");
+    let read = terminal.run("replay nodes -n lab-incident");
+    assert!(read.contains("add one of them") && read.contains("[exit status 2]"), "{read}");
 }
 
 #[test]
@@ -83,22 +142,4 @@ fn damage_is_no_loss_in_the_kernel() {
     }
     let records = terminal.run("replay hole.viptrace --all -o json");
     assert!(records.contains("an unknown number of events is missing: a part of the recording"), "{records}");
-}
-
-#[test]
-fn names_are_taken_as_viptrace_prints_them() {
-    let terminal = incident();
-    let rows = |flags: &str| {
-        let read = terminal.run(&format!("replay nodes -o json {flags}"));
-        let rows = read.lines().filter(|line| line.starts_with('{')).count();
-        assert!(rows > 0, "{flags}: {read}");
-        rows
-    };
-    assert_eq!(rows("--service lab-incident/web:80"), rows("--service lab-incident/web"));
-    assert_eq!(rows("--client lab-incident/client"), rows("--client pod/lab-incident/client"));
-    assert_eq!(rows("-n lab-incident --client client"), rows("--client pod/lab-incident/client"));
-    let counts = terminal.run("replay nodes -o counts --service lab-incident/web:443");
-    assert!(counts.contains("no event of lab-incident/web"), "{counts}");
-    let read = terminal.run("replay nodes -n lab-incident");
-    assert!(read.contains("add one of them") && read.contains("[exit status 2]"), "{read}");
 }

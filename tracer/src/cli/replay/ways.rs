@@ -18,10 +18,6 @@ pub(super) fn run(opened: Opened, printer: &mut Printer) -> anyhow::Result<Outco
     let mut pathfinder = Pathfinder { printer, found: Vec::new(), more: 0 };
     let (ended, timeline) = opened.play(&mut pathfinder)?;
     let Pathfinder { printer, mut found, more } = pathfinder;
-    if found.is_empty() {
-        printer
-            .warn("the flow has no verdict in these recordings: without --path, --flow shows what is there");
-    }
     let has_fault = found.iter().any(|trail| trail.verdict.is_fault());
     for (index, trail) in found.iter_mut().enumerate() {
         incident::complete(&timeline, trail)?;
@@ -70,9 +66,5 @@ impl Audience for Pathfinder<'_> {
             }
         }
         Ok(())
-    }
-
-    fn ended(&mut self, _: Beside<'_>, _: Timestamp) -> Option<String> {
-        None
     }
 }

@@ -45,7 +45,7 @@ fn query(path: &Path, selection: &Selection, span: Span, by_index: bool) -> (Vec
         if now > span.to.saturating_add(LATE) {
             break;
         }
-        for judged in selection.of_judgements(judgements, span).judged {
+        for judged in selection.select(judgements, span).wanted.judged {
             let before = judged.before.map(|before| before.class);
             rows.push((judged.verdict, format!("{before:?} {:?}", judged.connect_time)));
         }
