@@ -167,7 +167,7 @@ impl Selection {
         };
         for judged in judged {
             let is_new = judged.before.is_none();
-            if !self.wants_apart_from_class(&judged.verdict, span) {
+            if !self.wants_apart_from_class(&judged.verdict, judged.last_seen, span) {
                 selected.others += u64::from(is_new);
             } else if self.wants_class(judged.verdict.class) {
                 selected.wanted.judged.push(judged);
@@ -193,7 +193,7 @@ impl Selection {
     /// Whether the flow is wanted.
     #[cfg(test)]
     pub(crate) fn wants(&self, verdict: &Verdict, span: Span) -> bool {
-        self.wants_apart_from_class(verdict, span) && self.wants_class(verdict.class)
+        self.wants_apart_from_class(verdict, verdict.time, span) && self.wants_class(verdict.class)
     }
 
     /// What is wanted, in words; `None` if it is everything.
@@ -236,8 +236,9 @@ impl Selection {
         self.classes.is_empty() || self.classes.contains(&class)
     }
 
-    fn wants_apart_from_class(&self, verdict: &Verdict, span: Span) -> bool {
-        self.has_ends(verdict) && verdict.time >= span.from && verdict.flow.started <= span.to
+    /// The verdict's own time is that of the judgement, which may be long after the flow's end.
+    fn wants_apart_from_class(&self, verdict: &Verdict, last_seen: Timestamp, span: Span) -> bool {
+        self.has_ends(verdict) && last_seen >= span.from && verdict.flow.started <= span.to
     }
 
     /// Whether the flow is of the wanted Service, client and addresses.
@@ -253,7 +254,28 @@ impl Selection {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::report::fixture;
+
+    #[test]
+    fn a_flow_that_was_over_before_is_not_wanted_however_late_it_was_judged() {
+        let mut judged = fixture::judged(fixture::fault());
+        let ended = judged.last_seen;
+        judged.verdict.time = ended.saturating_add(Duration::from_mins(5));
+        let selection = Selection::default();
+        for (seconds, is_wanted) in [(0, true), (60, false), (600, false)] {
+            let span = Span { from: ended.saturating_add(Duration::from_secs(seconds)), ..Span::ALL };
+            let judgements = Judgements { judged: vec![judged.clone()], ..Judgements::default() };
+            let selected = selection.select(judgements, span);
+            assert_eq!(
+                (selected.wanted.judged.len() == 1, selected.others == 0),
+                (is_wanted, is_wanted),
+                "{seconds}"
+            );
+        }
+    }
 
     #[test]
     fn flows_by_their_addresses() {
