@@ -255,6 +255,7 @@ impl Why {
             };
             of_class(class).copied().or_else(|| check.findings.iter().find(is_it))
         };
+        let found = || faults.first().copied().or_else(|| policy_of_a_probe(&check, &probes));
         let cause = match observed {
             Some(cause) => {
                 // Rules that lag behind the API are an effect: kube-proxy's own fault is the cause.
@@ -268,10 +269,7 @@ impl Why {
                     None => FirstCause::observed(cause, behind_flows(cause.verdict.class), checked),
                 })
             }
-            None => {
-                let found = faults.first().copied().or_else(|| policy_of_a_probe(&check, &probes));
-                found.map(|shared| FirstCause::found(shared, checked))
-            }
+            None => found().map(|shared| FirstCause::found(shared, checked)),
         };
         let mut also = Vec::new();
         for other in causes

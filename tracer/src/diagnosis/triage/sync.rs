@@ -169,7 +169,7 @@ fn in_flight(pending: &[&SyncTimes], age: f64, period: Option<Duration>) -> Find
 }
 
 /// The part of `minSyncPeriod` that is beyond its default. kube-proxy lets a change wait for up to a whole period before it
-/// writes it (`BoundedFrequencyRunner`, pkg/util/async/bounded_frequency_runner.go), as the configuration requires: GKE
+/// writes it (`BoundedFrequencyRunner` of `pkg/util/async/bounded_frequency_runner.go`), as the configuration requires: GKE
 /// starts kube-proxy with `--iptables-min-sync-period=10s`.
 fn configured_wait(min_sync_period: Option<Duration>) -> Duration {
     min_sync_period.unwrap_or_default().saturating_sub(DEFAULT_PERIOD)

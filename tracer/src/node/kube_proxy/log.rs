@@ -194,11 +194,13 @@ impl Log {
     }
 
     fn take(&mut self, time: Option<&str>, message: &str) {
-        if let Some(version) = started(message) {
+        let old = old_version(message);
+        if old.is_some() || message.contains("\"Version info\"") {
             self.starts += 1;
             self.errors.iter_mut().for_each(|error| error.before_restart = true);
             self.shows_lists = false;
-            self.version = version;
+            let version = || after(message, "version=\"").or_else(|| after(message, "\"version\":\""));
+            self.version = old.or_else(version);
         }
         self.take_list(message);
         if message.contains("until Services and Endpoints have been received") {
@@ -282,17 +284,14 @@ impl Log {
     }
 }
 
-/// The version in the line that begins a run, which may lack it; `None` for another line. `"Version info" version="v1.23.1"`
-/// since 1.23, before that `Version: v1.22.8` (`Run` of cmd/kube-proxy/app/server.go). API servers of every release write the
-/// latter too, and a program that contains one may write to this log.
-fn started(message: &str) -> Option<Option<String>> {
-    if message.contains("\"Version info\"") {
-        return Some(after(message, "version=\"").or_else(|| after(message, "\"version\":\"")));
-    }
+/// The version in `Version: v1.22.8`, the line with which a run began before `"Version info" version="v1.23.1"` (`Run` of
+/// cmd/kube-proxy/app/server.go). API servers of every release write it too, and a program that contains one may write to
+/// this log.
+fn old_version(message: &str) -> Option<String> {
     // In Docker's JSON the escape of the line's end follows.
     let version = klog_text(message)?.strip_prefix("Version: ")?.split([' ', '"', '\\']).next()?;
     let is_old = Release::parse(version).is_some_and(|release| release < STRUCTURED);
-    (is_old && version.len() <= MAX_VERSION_BYTES).then(|| Some(version.to_owned()))
+    (is_old && version.len() <= MAX_VERSION_BYTES).then(|| version.to_owned())
 }
 
 /// The first release with structured lines at its start.
