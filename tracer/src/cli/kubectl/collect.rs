@@ -208,8 +208,7 @@ async fn list_all(
         (node.clone(), agent, listed)
     });
     let answers = stream::iter(each).buffered(AT_ONCE).collect::<Vec<_>>().await;
-    let time = |when: Option<When>, other| when.map_or(other, |when| when.in_recording(now()));
-    let (from, to) = (time(args.since, Timestamp::MIN), time(args.until, Timestamp::MAX));
+    let (from, to) = span(args.since, args.until, now());
     let (mut nodes, mut unread) = (Vec::new(), Vec::new());
     for (name, agent, listed) in answers {
         let segments = match listed {
@@ -313,4 +312,28 @@ async fn fetch(node: &mut Node, progress: &Progress) -> Vec<String> {
     }
     progress.node(&node.name, &format!("{fetched} of {all} fetched, {}", size(got)));
     failed
+}
+
+/// The wanted times, if the newest segments end now. A time of day at the end is the first one after the beginning.
+fn span(since: Option<When>, until: Option<When>, now: Timestamp) -> (Timestamp, Timestamp) {
+    let from = since.map(|since| since.in_recording(now));
+    let to = until.map(|until| from.map_or_else(|| until.in_recording(now), |from| until.as_end(from, now)));
+    (from.unwrap_or(Timestamp::MIN), to.unwrap_or(Timestamp::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_span_follows_its_beginning() {
+        let when = |text| Some(When::parse(text).unwrap());
+        let at = |text| When::parse(text).unwrap().in_recording(Timestamp::MAX);
+        let now = at("2026-01-02 21:50");
+        let of = |since, until| span(since, until, now);
+        assert_eq!(of(None, None), (Timestamp::MIN, Timestamp::MAX));
+        assert_eq!(of(when("-10m"), None), (at("2026-01-02 21:40"), Timestamp::MAX));
+        assert_eq!(of(when("21:30"), when("22:00")), (at("2026-01-02 21:30"), at("2026-01-02 22:00")));
+        assert_eq!(of(None, when("21:30")), (Timestamp::MIN, at("2026-01-02 21:30")));
+    }
 }
