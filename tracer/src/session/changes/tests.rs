@@ -332,8 +332,11 @@ fn windows_follow_the_kind() {
     // An interval is as far as its farther end, and counts if it can lie in the window.
     let between = |from, to| {
         let interval = (at(from), at(to));
-        Change::between(interval, ChangeKind::ApiLost, Subject::ThisNode, String::new())
-            .distance(at(400), at(410), 1)
+        Change::between(interval, ChangeKind::ApiLost, Subject::ThisNode, String::new()).distance(
+            at(400),
+            at(410),
+            1,
+        )
     };
     assert_eq!(between(350, 420), Some(Duration::from_secs(50)));
     assert_eq!(between(0, 405), Some(Duration::from_secs(400)));
