@@ -36,6 +36,11 @@ impl Protocol {
         }
     }
 
+    /// The protocol of connections with this name.
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        [Self::TCP, Self::UDP, Self::SCTP].into_iter().find(|protocol| protocol.name() == Some(name))
+    }
+
     /// As it is displayed. A name is not copied.
     pub fn text(self) -> Cow<'static, str> {
         self.name().map_or_else(|| Cow::Owned(self.to_string()), Cow::Borrowed)

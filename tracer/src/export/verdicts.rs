@@ -38,12 +38,7 @@ impl Verdicts {
     /// Keeps the class and root cause of a verdict of this trace, under the tuples to the VIP and to the endpoint.
     pub(crate) fn add(&mut self, verdict: &Verdict, track: usize) {
         let flow = &verdict.flow;
-        let protocol = match &*flow.protocol {
-            "TCP" => Protocol::TCP,
-            "UDP" => Protocol::UDP,
-            "SCTP" => Protocol::SCTP,
-            _ => return,
-        };
+        let Some(protocol) = Protocol::from_name(&flow.protocol) else { return };
         for to in [flow.vip, flow.endpoint].into_iter().flatten() {
             let key = canonical(Tuple::new(protocol, flow.client, to));
             let of_tuple = self.by_tuple.entry(key).or_default();

@@ -301,11 +301,7 @@ pub(super) struct Addresses {
 impl Addresses {
     pub(super) fn of(verdict: &Verdict) -> Self {
         let flow = &verdict.flow;
-        let protocol = match &*flow.protocol {
-            "UDP" => Protocol::UDP,
-            "SCTP" => Protocol::SCTP,
-            _ => Protocol::TCP,
-        };
+        let protocol = protocol(verdict);
         let mut addresses = Self { client: flow.client, keys: BTreeSet::new() };
         for to in [flow.vip, flow.endpoint].into_iter().flatten() {
             addresses.learn(Tuple::new(protocol, flow.client, to));
@@ -553,12 +549,8 @@ fn endpoint(pipeline: &Pipeline, own: &Verdict) -> Option<String> {
     })
 }
 
-fn protocol(own: &Verdict) -> Protocol {
-    match &*own.flow.protocol {
-        "UDP" => Protocol::UDP,
-        "SCTP" => Protocol::SCTP,
-        _ => Protocol::TCP,
-    }
+fn protocol(verdict: &Verdict) -> Protocol {
+    Protocol::from_name(&verdict.flow.protocol).unwrap_or(Protocol::TCP)
 }
 
 /// The walk of the rules for the flow's first packet, as the node last read them.

@@ -206,12 +206,7 @@ impl Recorded {
 
     fn keep_verdict(&mut self, verdict: Verdict, tuples: &Tuples) {
         let flow = &verdict.flow;
-        let protocol = match &*flow.protocol {
-            "TCP" => Protocol::TCP,
-            "UDP" => Protocol::UDP,
-            "SCTP" => Protocol::SCTP,
-            _ => return,
-        };
+        let Some(protocol) = Protocol::from_name(&flow.protocol) else { return };
         let Some(to) = flow.vip.or(flow.endpoint) else { return };
         let orig = Tuple::new(protocol, flow.client, to);
         let after = flow.endpoint.map(|endpoint| Tuple::new(protocol, flow.client, endpoint));

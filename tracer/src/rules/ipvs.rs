@@ -50,7 +50,7 @@ pub fn parse(text: &str) -> Vec<VirtualServer> {
                 }
             }
             [protocol, address, scheduler, flags @ ..] => {
-                if let (Some(protocol), Some(address)) = (listed_protocol(protocol), endpoint(address)) {
+                if let (Some(protocol), Some(address)) = (Protocol::from_name(protocol), endpoint(address)) {
                     // In /proc the time is in the kernel's ticks, whose length the file does not contain.
                     let persistent = flags.iter().position(|flag| *flag == "persistent").map(|position| {
                         let seconds = flags.get(position + 1).and_then(|text| text.parse().ok());
@@ -122,15 +122,6 @@ fn saved_address(words: &[&str]) -> Option<(Protocol, SocketAddr)> {
         ["-t" | "--tcp-service", address, ..] => Some((Protocol::TCP, endpoint(address, false)?)),
         ["-u" | "--udp-service", address, ..] => Some((Protocol::UDP, endpoint(address, false)?)),
         ["--sctp-service", address, ..] => Some((Protocol::SCTP, endpoint(address, false)?)),
-        _ => None,
-    }
-}
-
-fn listed_protocol(text: &str) -> Option<Protocol> {
-    match text {
-        "TCP" => Some(Protocol::TCP),
-        "UDP" => Some(Protocol::UDP),
-        "SCTP" => Some(Protocol::SCTP),
         _ => None,
     }
 }
