@@ -12,7 +12,7 @@ use std::{
 use super::{Context, Finding};
 use crate::{
     cluster::{Address, EndpointState, Kind, Membership, Standing, Usable, Via, Vip},
-    flow::{Decision, Dropped, Flow, Outcome, Stage, Trouble},
+    flow::{Decision, Dropped, Flow, Outcome, Refusal, RefusalKind, Stage, Trouble},
     net::Netns,
     node::{Presence, ProxyMode, RuleEffect, interfaces::Dataplane},
     sighting::{Hook, Status},
@@ -243,6 +243,13 @@ impl<'a> Case<'a> {
     /// Whether a Local policy keeps the traffic on this node, which is known to have no endpoint.
     pub(super) fn has_no_local_endpoint(&self) -> bool {
         self.vip.is_local() && self.usable().is_some_and(|usable| usable.local == Some(0))
+    }
+
+    /// A rule's refusal before any endpoint was chosen.
+    pub(super) fn refused_before_choice(&self) -> Option<Refusal> {
+        let refusal = self.trouble()?.refusal?;
+        let is_of_rule = refusal.kind != RefusalKind::NoDestination;
+        (is_of_rule && refusal.stage == Stage::Before && self.endpoint.is_none()).then_some(refusal)
     }
 
     /// Whether the event is so recent before the decision that kube-proxy may still be processing it.

@@ -6,7 +6,7 @@ use super::{Case, Finding, ipvs, text::length};
 use crate::{
     class::{Class, Confidence, Severity, action},
     cluster::{Usable, Via},
-    flow::{Outcome, RefusalKind, Stage},
+    flow::Outcome,
     node::{Presence, RuleEffect, interfaces::Dataplane},
     sighting::Hook,
     time::Timestamp,
@@ -19,14 +19,11 @@ use crate::{
 /// Against: endpoints younger than the grace: then it is lag, which resolves itself. A Local policy without an endpoint on
 /// this node is excluded: old releases refuse by design (C22).
 pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
-    let refusal = case.trouble()?.refusal.filter(|refusal| refusal.kind != RefusalKind::NoDestination)?;
-    if refusal.stage != Stage::Before || case.endpoint.is_some() || !case.failed() {
+    case.refused_before_choice()?;
+    if !case.failed() || case.has_no_local_endpoint() {
         return None;
     }
     let usable = case.usable().filter(|usable| usable.count > 0)?;
-    if case.has_no_local_endpoint() {
-        return None;
-    }
     if case.within_grace(usable.since) {
         return Some(lag(
             case,

@@ -7,7 +7,7 @@ use super::{Case, Context, Finding, rules_of_endpoint, text::length};
 use crate::{
     class::{Class, Confidence, Severity, action},
     cluster::{Key, Via},
-    flow::{Decision, Flow, Outcome, RefusalKind, Stage},
+    flow::{Decision, Flow, Outcome},
     node::{ProxyMode, Release, RuleEffect},
     time::Timestamp,
     verdict::EvidenceType,
@@ -296,7 +296,7 @@ pub(super) fn no_local_endpoint(case: &Case<'_>) -> Option<Finding> {
     if local.is_some_and(|local| local > 0) {
         return None;
     }
-    if case.has_no_local_endpoint() && is_refused(case) {
+    if case.has_no_local_endpoint() && case.refused_before_choice().is_some() {
         return Some(refused_by_policy(case));
     }
     let drop = case.rule_drop()?;
@@ -312,30 +312,22 @@ pub(super) fn no_local_endpoint(case: &Case<'_>) -> Option<Finding> {
     Some(finding.with_effect(case, RuleEffect::Drops))
 }
 
-/// Whether a rule refused a packet before any endpoint was chosen.
-fn is_refused(case: &Case<'_>) -> bool {
-    let refusal = case.trouble().and_then(|trouble| trouble.refusal);
-    refusal
-        .is_some_and(|refusal| refusal.stage == Stage::Before && refusal.kind != RefusalKind::NoDestination)
-}
-
 /// For: kube-proxy's release refuses by design.
 /// Against: a newer one drops, so that a rule of a time without any endpoint looks the same (C4).
 fn refused_by_policy(case: &Case<'_>) -> Finding {
     let node = case.ctx.node;
-    let release = node.version.as_deref().and_then(Release::parse);
     let finding = of_local_policy(case, "its packets are refused").with_effect(case, RuleEffect::Refuses);
-    match release.filter(|release| *release < DROPS_SINCE) {
-        Some(_) => finding,
-        None => finding
-            .confidence(Confidence::Medium)
-            .against(
-                EvidenceType::Node,
-                node.read_at(),
-                "kube-proxy drops such packets since 1.24: the rule may be left from a time without any endpoint (C4)",
-            )
-            .related(&[Class::C4]),
+    if node.release().is_some_and(|release| release < DROPS_SINCE) {
+        return finding;
     }
+    finding
+        .confidence(Confidence::Medium)
+        .against(
+            EvidenceType::Node,
+            node.read_at(),
+            "kube-proxy drops such packets since 1.24: the rule may be left from a time without any endpoint (C4)",
+        )
+        .related(&[Class::C4])
 }
 
 /// C21 in iptables mode of kube-proxy 1.20 to 1.24, where the packet is neither translated nor dropped.
