@@ -4,7 +4,7 @@
 //! files compares the clocks, the second one plays them: memory does not depend on their length. A single trace is played
 //! once, and its times follow the wall clock, unless they are to be compared with each other.
 
-use std::{num::NonZero, path::PathBuf, thread};
+use std::{num::NonZero, ops::Range, path::PathBuf, thread};
 
 use super::clock::{Alignment, Compared, Seen};
 use crate::{
@@ -177,20 +177,22 @@ impl Timeline {
 
     /// The pairs of traces that observed one node at the same time: a flow that both recorded is played twice.
     pub fn overlapping(&self) -> Vec<(&Track, &Track)> {
-        let span = |track: &Track| {
-            let (from, to) = (track.header().started, track.tape.last_time());
-            (from.shifted(track.shift_ns), to.map(|to| to.shifted(track.shift_ns)))
+        let has_twin =
+            |track: &&Track| self.tracks.iter().filter(|other| other.clock == track.clock).count() > 1;
+        let span = |track| {
+            let (from, to) = (Track::header(track).started, track.tape.last_time()?);
+            Some((track, from.shifted(track.shift_ns)..to.shifted(track.shift_ns)))
         };
-        let overlap = |one: &Track, other: &Track| {
-            let ((from, to), (other_from, other_to)) = (span(one), span(other));
-            one.clock == other.clock
-                && to.is_some_and(|to| other_from < to)
-                && other_to.is_some_and(|to| from < to)
-        };
-        let later = |index: usize| self.tracks.iter().skip(index + 1);
-        let pairs =
-            self.tracks.iter().enumerate().flat_map(|(index, one)| later(index).map(move |it| (one, it)));
-        pairs.filter(|(one, other)| overlap(one, other)).collect()
+        // The end of each is read from its file once.
+        let spans: Vec<_> = self.tracks.iter().filter(has_twin).filter_map(span).collect();
+        let mut pairs = Vec::new();
+        for (index, (one, of_one)) in spans.iter().enumerate() {
+            let overlap = |(other, of_other): &&(&Track, Range<Timestamp>)| {
+                one.clock == other.clock && of_one.start < of_other.end && of_other.start < of_one.end
+            };
+            pairs.extend(spans.iter().skip(index + 1).filter(overlap).map(|(other, _)| (*one, *other)));
+        }
+        pairs
     }
 
     /// Before the first step: how healthy flows are reported.
