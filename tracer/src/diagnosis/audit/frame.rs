@@ -70,6 +70,9 @@ const IPVS: [(&str, HookPoint, &str, Loss); 9] = [
 ];
 
 const FIREWALL_CHECK: &str = "firewall-check";
+pub(super) const SERVICE_ENDPOINTS_CHECK: &str = "service-endpoints-check";
+/// The chain of 1.29, which kubernetes/kubernetes#122614 divides.
+pub(super) const ENDPOINTS_CHECK: &str = "endpoints-check";
 
 /// `pkg/proxy/nftables/proxier.go`, `nftablesJumpChains`.
 const NFTABLES: [(&str, HookPoint, &str, Loss); 14] = [
@@ -77,15 +80,14 @@ const NFTABLES: [(&str, HookPoint, &str, Loss); 14] = [
     ("kube-proxy", Output, "services", Loss::Translation(NODE)),
     ("kube-proxy", Postrouting, "masquerading", Loss::Masquerade),
     ("kube-proxy", Input, "nodeport-endpoints-check", Loss::Refusal(ROUTED)),
-    ("kube-proxy", Input, "service-endpoints-check", Loss::Nothing),
-    ("kube-proxy", Forward, "service-endpoints-check", Loss::Refusal(ROUTED)),
-    ("kube-proxy", Output, "service-endpoints-check", Loss::Refusal(NODE)),
-    // The check of 1.29, which kubernetes/kubernetes#122614 divides.
-    ("kube-proxy", Input, "endpoints-check", Loss::Refusal(ROUTED)),
-    ("kube-proxy", Forward, "endpoints-check", Loss::Refusal(ROUTED)),
-    ("kube-proxy", Output, "endpoints-check", Loss::Refusal(NODE)),
+    ("kube-proxy", Input, SERVICE_ENDPOINTS_CHECK, Loss::Nothing),
+    ("kube-proxy", Forward, SERVICE_ENDPOINTS_CHECK, Loss::Refusal(ROUTED)),
+    ("kube-proxy", Output, SERVICE_ENDPOINTS_CHECK, Loss::Refusal(NODE)),
+    ("kube-proxy", Input, ENDPOINTS_CHECK, Loss::Refusal(ROUTED)),
+    ("kube-proxy", Forward, ENDPOINTS_CHECK, Loss::Refusal(ROUTED)),
+    ("kube-proxy", Output, ENDPOINTS_CHECK, Loss::Refusal(NODE)),
     ("kube-proxy", Prerouting, FIREWALL_CHECK, Loss::Refusal(ROUTED)),
-    ("kube-proxy", Output, "firewall-check", Loss::Refusal(NODE)),
+    ("kube-proxy", Output, FIREWALL_CHECK, Loss::Refusal(NODE)),
     ("kube-proxy", Forward, "cluster-ips-check", Loss::Refusal(ROUTED)),
     ("kube-proxy", Output, "cluster-ips-check", Loss::Refusal(NODE)),
 ];
@@ -195,7 +197,7 @@ const IPSETS: [(&str, &str, &str, &str); 14] = [
 
 /// Whether a table of nftables mode has the form of 1.29, which has one chain for the checks of all endpoints.
 pub(super) fn is_of_1_29(table: &Table) -> bool {
-    table.chain("endpoints-check").is_some()
+    table.chain(ENDPOINTS_CHECK).is_some()
 }
 
 /// Whether a rule of the chain jumps to this one.

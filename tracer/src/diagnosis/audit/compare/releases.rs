@@ -16,7 +16,7 @@ use crate::{
 const TRANSLATION: i32 = -100;
 
 /// The chains of nftables mode that refuse and drop connections to Services' addresses; the second is of 1.29.
-const CHECKS: [&str; 2] = ["service-endpoints-check", "endpoints-check"];
+const CHECKS: [&str; 2] = [frame::SERVICE_ENDPOINTS_CHECK, frame::ENDPOINTS_CHECK];
 
 /// What the rules of one family show about their release.
 #[derive(Clone, Copy, Debug)]
@@ -46,8 +46,8 @@ pub(crate) fn drops_own_connections(rules: &Ruleset, family: Family) -> bool {
 /// Whether the node's own connections pass the check of endpoints before they are translated.
 fn checks_before_translation(table: &Table) -> bool {
     let is_early = |base: &Base| base.hook == HookPoint::Output && base.priority < TRANSLATION;
-    let early = table.chains.iter().filter(|chain| chain.base.as_ref().is_some_and(is_early));
-    early.into_iter().any(|chain| CHECKS.iter().any(|check| frame::has_jump(chain, check)))
+    let mut early = table.chains.iter().filter(|chain| chain.base.as_ref().is_some_and(is_early));
+    early.any(|chain| CHECKS.iter().any(|check| frame::has_jump(chain, check)))
 }
 
 impl Comparison<'_> {
@@ -118,10 +118,9 @@ impl Comparison<'_> {
     /// an endpoint on this node refuses (`FilterEndpoints` in `pkg/proxy/topology.go`). 1.24 marks its connections for
     /// KUBE-FIREWALL (kubernetes/kubernetes#106497), and 1.25 drops them.
     fn refuses_without_local_endpoint(&self, tried: Tried<'_>, wanted: &Expectation) -> bool {
-        let mode = self.context.mode;
         tried.known.via == Via::ClusterIp
             && *wanted == Expectation::Dropped
-            && mode == ProxyMode::Iptables
+            && self.context.mode == ProxyMode::Iptables
             && self.context.may_precede(Release(1, 24))
     }
 
