@@ -196,7 +196,7 @@ impl Selection {
         self.wants_apart_from_class(verdict, verdict.time, span) && self.wants_class(verdict.class)
     }
 
-    /// What is wanted, in words; `None` if it is everything.
+    /// The selection in words; `None` if it is of everything.
     pub(crate) fn in_words(&self, span: Span) -> Option<String> {
         let mut parts: Vec<String> = self.target_in_words().into_iter().collect();
         parts.extend(self.client.as_ref().map(|client| format!("from {client}")));

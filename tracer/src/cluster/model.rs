@@ -228,7 +228,7 @@ pub struct Service {
     pub external_ips: Vec<IpAddr>,
     /// Ingress IPs of the load balancer that kube-proxy serves: those without `ipMode: Proxy`.
     pub load_balancer_ips: Vec<IpAddr>,
-    /// Its ingress IPs with `ipMode: Proxy`. kube-proxy until 1.29 serves them too.
+    /// Its ingress IPs with `ipMode: Proxy`, which kube-proxy serves too without the gate `LoadBalancerIPMode`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub proxied_ips: Vec<IpAddr>,
     pub ports: Vec<ServicePort>,

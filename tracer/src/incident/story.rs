@@ -164,7 +164,7 @@ impl Story {
         }
     }
 
-    /// Takes a judged flow that is not wanted, at a Service of wanted ones: it shows when a failure ended.
+    /// Takes the part of a judged flow that concerns its Service: it shows when a failure ended, also if its class is not wanted.
     pub fn note(&mut self, judged: &Judged) {
         let verdict = &judged.verdict;
         if let Some(before) = judged.before.as_ref().filter(|before| before.has_failed)

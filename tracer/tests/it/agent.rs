@@ -219,7 +219,7 @@ fn sighup_rereads_the_configuration_and_keeps_the_old_one_if_it_is_invalid() {
     assert_eq!(sum(&text, "viptrace_config_reloads_total", ""), 2);
     agent.until(|text| sum(text, "viptrace_recorder_up", "") == 1);
     assert_eq!(segments(&store).len(), 1);
-    // What runs is the configuration of the start: a change stays pending, and to take it back changes nothing.
+    // The configuration of the start stays in force: a change of it stays pending, and a return to it changes nothing.
     let start = "version: 1\nhealth: {listen: '127.0.0.1:0'}\nmetrics: {listen: '127.0.0.1:0'}\n\
                  stream: {socket: 'SOCKET'}\n";
     agent.reload(&format!("{start}hooks: full\n"));

@@ -457,7 +457,7 @@ fn the_five_procedures_end_where_the_fault_is() {
     assert_eq!(result(&full, "conntrack-exhausted"), Outcome::Failed);
 }
 
-/// kube-proxy waits for its `minSyncPeriod`, as it is told to.
+/// kube-proxy waits for its configured `minSyncPeriod`.
 #[test]
 fn a_configured_wait_is_no_slow_sync() {
     let with = |period: &str, seconds: u32| {

@@ -236,7 +236,7 @@ fn redacted_header(header: &Header, names: &mut Names) -> Header {
     Header {
         format: FORMAT,
         viptrace: own(&header.viptrace),
-        // What follows may be anybody's: an organisation that builds its own kernels often adds its name.
+        // The rest can name an organisation that builds its own kernels.
         kernel_release: Names::version(&header.kernel_release)
             .split('.')
             .take(3)
