@@ -63,13 +63,13 @@ pub(crate) fn end(calls: &Map, hook: Hook) -> Option<u64> {
     unsafe {
         let depth = (*calls).depth;
         if depth == 0 {
-            messages::not_begun(hook);
+            messages::not_begun(hook as u32);
             return None;
         }
         (*calls).depth = depth - 1;
         let call = (*calls).open[(depth - 1) as usize & (DEPTHS - 1)];
         if call.pid_tgid != bpf_get_current_pid_tgid() {
-            messages::moved(hook);
+            messages::moved(hook as u32);
             // A call that moved away left its entry on this CPU's stack: start over.
             (*calls).depth = 0;
             return None;

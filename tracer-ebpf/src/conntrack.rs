@@ -203,7 +203,7 @@ fn report(ctx: &impl EbpfContext, hook: Hook, ct: u64, note: &Note) {
     // submitted or discarded. Every field is written before it is submitted.
     unsafe {
         if !output::copy(&raw mut (*record).ct_head, head(ct)) {
-            messages::unreadable(hook);
+            messages::unreadable(hook as u32);
             output::discard(entry);
             return;
         }

@@ -59,8 +59,6 @@ offsets! {
     SK_DPORT,
     /// `sock_common.skc_num`
     SK_NUM,
-    /// `sock.sk_protocol`
-    OFF_SK_PROTOCOL,
     /// `inet_sock.inet_sport`
     OFF_INET_SPORT,
     /// `tcp_sock.bytes_acked`
@@ -182,7 +180,3 @@ pub(crate) static TARGETED: Global<u32> = Global::new(0);
 /// How many copies of `confirm_fentry` are attached.
 #[unsafe(no_mangle)]
 pub(crate) static CONFIRM_COPIES: Global<u32> = Global::new(1);
-
-/// How many copies of `sock_state` are attached.
-#[unsafe(no_mangle)]
-pub(crate) static SOCK_STATE_COPIES: Global<u32> = Global::new(1);

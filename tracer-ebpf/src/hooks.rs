@@ -48,7 +48,7 @@ pub enum Attach {
     /// depth.
     Return { kprobe: &'static str, kretprobe: &'static str, fexit: &'static str },
     /// A tracepoint's arguments as the kernel passes them; needs no tracefs.
-    RawTracepoint(Copies),
+    RawTracepoint(&'static str),
     /// Likewise; where BTF describes the tracepoint, its arguments have types that the verifier knows.
     TypedTracepoint { typed: &'static str, raw: &'static str },
     /// Loaded, attached to nothing and run at the request of user space.
@@ -80,10 +80,6 @@ impl Copies {
 impl Attach {
     const fn entry(kprobe: &'static str, fentry: &'static [&'static str; 1]) -> Self {
         Self::Entry { kprobe, fentry: Some(Copies::of(fentry, 1)), split_part: None }
-    }
-
-    const fn tracepoint(program: &'static [&'static str; 1]) -> Self {
-        Self::RawTracepoint(Copies::of(program, 1))
     }
 
     /// As [`Self::Entry::split_part`].
@@ -130,9 +126,17 @@ impl Hook {
         BY_NUMBER.get(usize::from(number)).copied().flatten()
     }
 
-    /// The hook of this function or tracepoint.
+    /// The hook of this function or tracepoint, or the first of them.
     pub fn from_symbol(symbol: &str) -> Option<Self> {
-        Self::ALL.iter().find(|hook| hook.symbol() == symbol).copied()
+        Self::ALL.iter().find(|hook| hook.has_name(symbol)).copied()
+    }
+
+    /// Whether recordings know the hook by this name.
+    pub fn has_name(self, symbol: &str) -> bool {
+        // In older ones a tracepoint is both of these.
+        let is_older =
+            symbol == "inet_sock_set_state" && matches!(self, Self::SockEstablished | Self::SockClosed);
+        is_older || self.symbol() == symbol
     }
 
     /// The kernel's own name of the function or tracepoint.

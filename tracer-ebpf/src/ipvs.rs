@@ -32,12 +32,12 @@ fn on_ipvs_conn_new(ctx: &impl Entry) {
         address_behind(param, globals::OFF_IPVS_PARAM_VADDR.load()),
         field::<u16>(param, globals::OFF_IPVS_PARAM_AF.load()),
     ) else {
-        messages::unreadable(Hook::IpVsConnNew);
+        messages::unreadable(Hook::IpVsConnNew as u32);
         return;
     };
     let Some(destination) = output::read::<[u8; 16]>(daddr) else { return };
     if family != AF_INET && family != AF_INET6 {
-        messages::unknown_family(Hook::IpVsConnNew, family);
+        messages::unknown_family(Hook::IpVsConnNew as u32, family.into());
         return;
     }
     if filter::on()

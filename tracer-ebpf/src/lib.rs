@@ -162,7 +162,7 @@ pub struct SocketRecord {
     /// `tcp_sock.bytes_received`, bytes, likewise.
     pub bytes_received: u64,
     pub pid: u32,
-    /// `inet_sock.inet_sport`, network byte order: `skc_num` is 0 already when a socket's close is reported
+    /// `inet_sock.inet_sport`, network byte order, where `skc_num` is 0 already: of a closed socket that sends a RST
     /// (`tcp_set_state` puts the port back first). 0 where it was not read.
     pub sport: u16,
     pub reserved: u16,
@@ -423,6 +423,14 @@ const _: () = {
     assert!(size_of::<BucketKey>() == 44);
     assert!(size_of::<Bucket>() == 24);
 };
+
+/// Names of the kernel half's functions that not every trace calls.
+pub mod function {
+    /// The debug lines.
+    pub const MESSAGES: [&str; 5] = ["no_room", "unreadable", "unknown_family", "not_begun", "moved"];
+    /// What a recorder decides about an event.
+    pub const OF_RECORDER: [&str; 3] = ["admits_entry", "admits_packet", "admits_socket"];
+}
 
 /// Names of the kernel half's maps.
 pub mod map {

@@ -227,6 +227,20 @@ pub(crate) unsafe fn netns_in<const N: usize>(head: *const [u8; N], base: u64, o
     netns_at(u64::from(low) | u64::from(high) << 32)
 }
 
+/// The byte at an offset of the structure at `base`, whose beginning was copied to `head`; 0 where it cannot be read.
+///
+/// # Safety
+///
+/// `head` must be valid for reads.
+#[inline(always)]
+pub(crate) unsafe fn byte_in<const N: usize>(head: *const [u8; N], base: u64, offset: u32) -> u8 {
+    if offset as usize >= N {
+        return read(base.wrapping_add(u64::from(offset))).unwrap_or(0);
+    }
+    // SAFETY: the byte lies within the copy, as was compared.
+    unsafe { head.cast::<u8>().add(offset as usize).read() }
+}
+
 /// The inode number of the namespace at `net`, 0 where it cannot be read.
 #[inline(always)]
 fn netns_at(net: u64) -> u32 {

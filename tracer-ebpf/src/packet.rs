@@ -130,7 +130,7 @@ pub(crate) fn invalid_log(ctx: ProbeContext) -> u32 {
         let head = &mut *(&raw mut (*record).packet).cast::<MaybeUninit<PacketRecord>>();
         packet.fill(head, (Hook::InvalidLog, Kind::Invalid), REASON_NONE, 0, 0);
         if !output::copy(&raw mut (*record).why, fmt) {
-            messages::unreadable(Hook::InvalidLog);
+            messages::unreadable(Hook::InvalidLog as u32);
         }
     }
     output::submit(entry);

@@ -1,14 +1,15 @@
 //! TCP sockets: their changes of state, the RSTs that they send and receive, their retransmits.
 
-use aya_ebpf::{EbpfContext as _, macros::raw_tracepoint, programs::RawTracePointContext};
+use aya_ebpf::{EbpfContext, macros::raw_tracepoint, programs::RawTracePointContext};
 use tracer_ebpf::{Hook, Kind, MISSING, REASON_NONE, SocketRecord};
 
 use crate::{
-    copies,
     entry::{Entry, at_entry},
     failures, filter, globals, messages, output, packet, recorder,
 };
 
+at_entry!(sock_established, sock_established_fentry, on_established);
+at_entry!(sock_closed, sock_closed_fentry, on_closed);
 at_entry!(tcp_v4_send_reset, tcp_v4_send_reset_fentry, on_tcp_v4_send_reset);
 at_entry!(tcp_v6_send_reset, tcp_v6_send_reset_fentry, on_tcp_v6_send_reset);
 
@@ -21,47 +22,24 @@ const CLOSE: u8 = 7;
 const LISTEN: u8 = 10;
 const NEW_SYN_RECV: u8 = 12;
 
-/// Tracepoint `sock:inet_sock_set_state(sk, oldstate, newstate)`. It reports the changes that are an outcome:
-/// established, failed to connect, closed.
-#[raw_tracepoint(tracepoint = "inet_sock_set_state")]
-pub(crate) fn sock_state(ctx: RawTracePointContext) -> i32 {
-    on_sock_state(&ctx, 0);
-    0
-}
+// `BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB` (include/uapi/linux/bpf.h).
+const PASSIVE_ESTABLISHED: u32 = 5;
 
-#[raw_tracepoint(tracepoint = "inet_sock_set_state")]
-pub(crate) fn sock_state_2(ctx: RawTracePointContext) -> i32 {
-    on_sock_state(&ctx, 1);
-    0
-}
-
-#[raw_tracepoint(tracepoint = "inet_sock_set_state")]
-pub(crate) fn sock_state_3(ctx: RawTracePointContext) -> i32 {
-    on_sock_state(&ctx, 2);
-    0
-}
-
+/// `tcp_init_transfer(sk, bpf_op[, skb])`: a handshake ended well. The server's socket changes its state later, the client's
+/// before.
 #[inline(always)]
-fn on_sock_state(ctx: &RawTracePointContext, copy: u32) {
-    let (old, new) = (ctx.arg::<u32>(1) as u8, ctx.arg::<u32>(2) as u8);
-    let tells = match new {
-        ESTABLISHED => old == SYN_SENT || old == SYN_RECV,
-        CLOSE => old != LISTEN && old != CLOSE,
-        _ => false,
-    };
-    let sk = ctx.arg::<u64>(0);
-    // A socket's address leaves its lowest bits free for a state.
-    let is_first =
-        || copies::is_first(Hook::SockState, globals::SOCK_STATE_COPIES.load(), copy, sk | u64::from(new));
-    // SCTP and MPTCP sockets also arrive here, with other states and without a peer.
-    if tells && is_first() && is_tcp(sk) {
-        report(
-            ctx,
-            Hook::SockState,
-            sk,
-            &Change { states: Some((old, new)), reason: REASON_NONE, with_task: false },
-        );
-    }
+fn on_established(ctx: &impl Entry) {
+    let from = if ctx.argument(1) as u32 == PASSIVE_ESTABLISHED { SYN_RECV } else { SYN_SENT };
+    let change = Change { state: State::Established { from }, reason: REASON_NONE, with_task: false };
+    report(ctx, Hook::SockEstablished, ctx.argument(0), &change);
+}
+
+/// `inet_unhash(sk)`: a socket closes, or could not connect. `tcp_set_state` calls it before the state changes and before
+/// the port is given back.
+#[inline(always)]
+fn on_closed(ctx: &impl Entry) {
+    let change = Change { state: State::Closed, reason: REASON_NONE, with_task: false };
+    report(ctx, Hook::SockClosed, ctx.argument(0), &change);
 }
 
 /// Tracepoint `tcp:tcp_retransmit_skb(sk, skb[, err])`. Since 6.17 it also reports segments that could not be sent, with
@@ -80,7 +58,7 @@ pub(crate) fn tcp_retransmit(ctx: RawTracePointContext) -> i32 {
         offset => output::read::<u32>(ctx.arg::<u64>(1).wrapping_add(u64::from(offset))),
     };
     let reason = length.unwrap_or(REASON_NONE);
-    report(&ctx, Hook::TcpRetransmit, ctx.arg(0), &Change { states: None, reason, with_task: false });
+    report(&ctx, Hook::TcpRetransmit, ctx.arg(0), &Change { state: State::Same, reason, with_task: false });
     0
 }
 
@@ -91,7 +69,7 @@ pub(crate) fn tcp_receive_reset(ctx: RawTracePointContext) -> i32 {
         &ctx,
         Hook::TcpReceiveReset,
         ctx.arg(0),
-        &Change { states: None, reason: REASON_NONE, with_task: false },
+        &Change { state: State::Same, reason: REASON_NONE, with_task: false },
     );
     0
 }
@@ -107,7 +85,7 @@ pub(crate) fn tcp_send_reset(ctx: RawTracePointContext) -> i32 {
     if skb != 0 && (sk == 0 || names_no_peer(state(sk))) {
         packet::report(Hook::TcpSendReset, skb, reason, 0);
     } else {
-        report(&ctx, Hook::TcpSendReset, sk, &Change { states: None, reason, with_task: true });
+        report(&ctx, Hook::TcpSendReset, sk, &Change { state: State::Same, reason, with_task: true });
     }
     0
 }
@@ -130,17 +108,6 @@ fn send_reset(ctx: &impl Entry, hook: Hook) {
     // `sk_fullsock()`: the tracepoint reports all the others.
     if sk == 0 || matches!(state(sk), TIME_WAIT | NEW_SYN_RECV) {
         packet::report(hook, skb, REASON_NONE, 0);
-    }
-}
-
-const IPPROTO_TCP: u16 = 6;
-
-#[inline(always)]
-fn is_tcp(sk: u64) -> bool {
-    match globals::OFF_SK_PROTOCOL.load() {
-        MISSING => true,
-        offset => output::read::<u16>(sk.wrapping_add(u64::from(offset)))
-            .is_none_or(|protocol| protocol == IPPROTO_TCP),
     }
 }
 
@@ -167,14 +134,23 @@ fn netns(sk: u64) -> u32 {
 }
 
 struct Change {
-    /// Old and new state, where the hook is a change of state.
-    states: Option<(u8, u8)>,
+    state: State,
     reason: u32,
     with_task: bool,
 }
 
+/// The change of a socket's state at the hook.
+enum State {
+    /// None.
+    Same,
+    Established {
+        from: u8,
+    },
+    Closed,
+}
+
 #[inline(always)]
-fn report(ctx: &RawTracePointContext, hook: Hook, sk: u64, change: &Change) {
+fn report(ctx: &impl EbpfContext, hook: Hook, sk: u64, change: &Change) {
     if sk == 0 || !filter::wants_socket(sk) {
         return;
     }
@@ -187,29 +163,38 @@ fn report(ctx: &RawTracePointContext, hook: Hook, sk: u64, change: &Change) {
     // submitted or discarded. Every field is written before it is submitted.
     unsafe {
         if !output::copy(&raw mut (*record).sock_head, sk) {
-            messages::unreadable(hook);
+            messages::unreadable(hook as u32);
             output::discard(entry);
             return;
         }
+        let found = match globals::OFF_SK_STATE.load() {
+            MISSING => 0,
+            offset => output::byte_in(&raw const (*record).sock_head, sk, offset),
+        };
+        let (old, new) = match change.state {
+            State::Same => (found, found),
+            State::Established { from } => (from, ESTABLISHED),
+            // A listener, or a socket that was closed before: known only now, by the copy, which spares the others a read.
+            State::Closed if matches!(found, LISTEN | CLOSE) => {
+                output::discard(entry);
+                return;
+            }
+            State::Closed => (found, CLOSE),
+        };
         let netns = match globals::OFF_SK_NET.load() {
             MISSING => 0,
             offset => output::netns_in(&raw const (*record).sock_head, sk, offset),
         };
         (*record).header = output::header(hook, Kind::Socket, netns);
         (*record).sk = sk;
-        let (old, new) = change.states.unwrap_or_else(|| {
-            let state = state(sk);
-            (state, state)
-        });
         (*record).old_state = old;
         (*record).new_state = new;
         (*record).protocol = 6;
         (*record).reason = change.reason;
-        let ends = new == CLOSE;
-        let counts = ends || matches!(hook, Hook::TcpRetransmit);
-        (*record).bytes_acked = at_end(counts, sk, globals::OFF_TCP_BYTES_ACKED.load());
-        (*record).bytes_received = at_end(counts, sk, globals::OFF_TCP_BYTES_RECEIVED.load());
-        (*record).sport = at_end(ends, sk, globals::OFF_INET_SPORT.load());
+        let counts = new == CLOSE || matches!(hook, Hook::TcpRetransmit);
+        (*record).bytes_acked = field(counts, sk, globals::OFF_TCP_BYTES_ACKED.load());
+        (*record).bytes_received = field(counts, sk, globals::OFF_TCP_BYTES_RECEIVED.load());
+        (*record).sport = field(found == CLOSE, sk, globals::OFF_INET_SPORT.load());
         (*record).reserved = 0;
         (*record).pid = if change.with_task { ctx.tgid() } else { 0 };
         output::command(&raw mut (*record).comm, change.with_task);
@@ -219,8 +204,8 @@ fn report(ctx: &RawTracePointContext, hook: Hook, sk: u64, change: &Change) {
 
 /// A field that matters only then, 0 otherwise.
 #[inline(always)]
-fn at_end<T: output::Scalar + Default>(ends: bool, sk: u64, offset: u32) -> T {
-    if !ends || offset == MISSING {
+fn field<T: output::Scalar + Default>(matters: bool, sk: u64, offset: u32) -> T {
+    if !matters || offset == MISSING {
         return T::default();
     }
     output::read(sk.wrapping_add(u64::from(offset))).unwrap_or_default()

@@ -9,7 +9,7 @@ use crate::{command, console, invocation::Invocation, matrix::Skip, tool::Ended,
 
 const LIMIT: Duration = Duration::from_secs(90);
 /// All hooks.
-const HOOKS: [&str; 19] = [
+const HOOKS: [&str; 20] = [
     "__nf_conntrack_confirm",
     "kfree_skb",
     "nf_send_unreach",
@@ -21,7 +21,8 @@ const HOOKS: [&str; 19] = [
     "tcp_send_reset",
     "tcp_v4_send_reset",
     "tcp_retransmit_skb",
-    "inet_sock_set_state",
+    "tcp_init_transfer",
+    "inet_unhash",
     "nf_ct_delete",
     "nf_nat_setup_info",
     "nf_ct_l4proto_log_invalid",

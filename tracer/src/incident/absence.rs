@@ -130,7 +130,7 @@ impl Post<'_> {
                 (None, None) => return State::Missing(None),
             });
         }
-        let Some(line) = hooks.iter().find(|line| line.hook == hook.symbol()) else { return State::Unknown };
+        let Some(line) = hooks.iter().find(|line| hook.has_name(&line.hook)) else { return State::Unknown };
         let HookLine { state, reason, .. } = line;
         if self.pipeline.settings().missing_hooks.contains(&hook) {
             return State::Missing(reason.clone());
@@ -158,7 +158,8 @@ fn concerns(hook: Hook, verdict: &Verdict) -> bool {
         | Hook::TcpReceiveReset
         | Hook::TcpSendReset
         | Hook::TcpRetransmit
-        | Hook::SockState => is_tcp,
+        | Hook::SockEstablished
+        | Hook::SockClosed => is_tcp,
         // IPVS, a full table, and what only some traces attach.
         _ => false,
     }
@@ -166,5 +167,5 @@ fn concerns(hook: Hook, verdict: &Verdict) -> bool {
 
 /// Whether its silence shows that something did not happen: entries end, and sockets change, after the way, too.
 fn shows_failures(hook: Hook) -> bool {
-    !matches!(hook, Hook::Delete | Hook::SockState)
+    !matches!(hook, Hook::Delete | Hook::SockEstablished | Hook::SockClosed)
 }

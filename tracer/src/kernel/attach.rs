@@ -13,7 +13,7 @@ use aya::{
     programs::{Program, ProgramError, RawTracePointRunOptions, TestRun as _},
 };
 use aya_log::Level;
-use tracer_ebpf::{Attach, Copies, Hook, HookSpec, MISSING, map};
+use tracer_ebpf::{Attach, Copies, Hook, HookSpec, MISSING, function, map};
 use tracing::debug;
 
 use super::{
@@ -124,7 +124,7 @@ pub(super) fn attach(plan: &HookPlan, layout: &Layout, options: &Options) -> Res
         return Err(AttachError::NoObject);
     }
     let mut ebpf = load(plan, layout, options).map_err(|error| AttachError::Load(Box::new(error)))?;
-    let loader = Loader::new(OBJECT, &ebpf).map_err(|error| error.to_string());
+    let loader = Loader::new(OBJECT, &ebpf, &uncalled(options)).map_err(|error| error.to_string());
     let (mut targets, mut left_out) = (KeySet::default(), 0);
     if let Some(wanted) = &options.targets {
         left_out = set_targets(&mut targets, &mut ebpf, wanted)?;
@@ -201,9 +201,8 @@ impl Attached {
                 let programs = [(kprobe, Place::Entry), (kretprobe, Place::Exit)];
                 self.attach_kprobes(plan, (spec_index, spec.hook), &programs, spec.symbol)
             }
-            Attach::TypedTracepoint { raw, .. } => self.attach_programs(spec.hook, &[raw], spec.symbol),
-            Attach::RawTracepoint(copies) => {
-                self.attach_programs(spec.hook, copies.attached(preempts), spec.symbol)
+            Attach::TypedTracepoint { raw: program, .. } | Attach::RawTracepoint(program) => {
+                self.attach_raw_tracepoint(spec, program)
             }
             Attach::OnDemand(program) => self.attach_programs(spec.hook, &[program], spec.symbol),
         }
@@ -303,6 +302,16 @@ impl Attached {
         Ok(())
     }
 
+    fn attach_raw_tracepoint(&mut self, spec: &HookSpec, program: &'static str) -> Result<(), AttachError> {
+        let symbol = spec.symbol;
+        let refused = |error| AttachError::Program { program, symbol, error };
+        let loader = self.loader.as_ref().map_err(|error| refused(error.clone()))?;
+        let attached = loader.attach_raw_tracepoint(program, symbol);
+        let link = attached.map_err(|error| refused(error.to_string()))?;
+        self.keep(spec.hook, symbol, program, link);
+        Ok(())
+    }
+
     /// Attaches programs of a hook at `symbol`: the hook's own function, or a part of it.
     fn attach_programs(
         &mut self,
@@ -322,15 +331,11 @@ impl Attached {
                     }
                     kprobe.attach(symbol, 0).map_err(|error| refused(&error))?;
                 }
-                Program::RawTracePoint(on_demand) if matches!(hook.spec().attach, Attach::OnDemand(_)) => {
+                Program::RawTracePoint(on_demand) => {
                     on_demand.load().map_err(|error| refused(&error))?;
                     // No entry lies at this address, so the run reports nothing; a kernel that cannot run it returns an
                     // error.
                     on_demand.test_run(RawTracePointRunOptions::new()).map_err(|error| refused(&error))?;
-                }
-                Program::RawTracePoint(tracepoint) => {
-                    tracepoint.load().map_err(|error| refused(&error))?;
-                    tracepoint.attach(symbol).map_err(|error| refused(&error))?;
                 }
                 _ => return Err(AttachError::Map { name: program }),
             }
@@ -371,7 +376,6 @@ fn load(plan: &HookPlan, layout: &Layout, options: &Options) -> Result<Ebpf, Ebp
             ("TARGETED", u32::from(options.targets.is_some())),
             ("EVENTS_BYTES", events_bytes),
             ("CONFIRM_COPIES", copies(Hook::Confirm, plan.preempts_programs())),
-            ("SOCK_STATE_COPIES", copies(Hook::SockState, plan.preempts_programs())),
         ])
         .collect();
     let (wanted, subsystems) = (layout.wanted_reasons(), layout.wanted_subsystems());
@@ -409,12 +413,16 @@ pub(super) fn reads_messages() -> bool {
     tracing::enabled!(target: MESSAGES, tracing::Level::DEBUG)
 }
 
+/// The functions of the programs that a trace with these options does not call.
+fn uncalled(options: &Options) -> Vec<&'static str> {
+    let messages = (!reads_messages()).then_some(&function::MESSAGES[..]);
+    let of_recorder = options.recorder.is_none().then_some(&function::OF_RECORDER[..]);
+    [messages, of_recorder].into_iter().flatten().flatten().copied().collect()
+}
+
 /// How many copies of its program a hook has.
 fn copies(hook: Hook, preempts_programs: bool) -> u32 {
-    let (Attach::Entry { fentry: Some(copies), .. } | Attach::RawTracepoint(copies)) = hook.spec().attach
-    else {
-        return 1;
-    };
+    let Attach::Entry { fentry: Some(copies), .. } = hook.spec().attach else { return 1 };
     Copies::attached(copies, preempts_programs).len() as u32
 }
 
@@ -449,10 +457,12 @@ mod tests {
                     named.extend(fentry.iter().flat_map(|copies| copies.programs));
                 }
                 Attach::Return { kprobe, kretprobe, fexit } => named.extend([kprobe, kretprobe, fexit]),
-                Attach::RawTracepoint(copies) => named.extend(copies.programs),
+                Attach::RawTracepoint(program) | Attach::OnDemand(program) => named.push(program),
                 Attach::TypedTracepoint { typed, raw } => named.extend([typed, raw]),
-                Attach::OnDemand(program) => named.push(program),
             }
+        }
+        for name in function::MESSAGES.iter().chain(&function::OF_RECORDER) {
+            assert!(object.functions.values().any(|function| function.name == *name), "no function {name}");
         }
         built.sort_unstable();
         named.sort_unstable();
@@ -472,8 +482,9 @@ mod tests {
 
     #[test]
     fn a_program_that_may_be_preempted_has_all_its_copies() {
-        let of = |preempts| [Hook::Confirm, Hook::SockState, Hook::Delete].map(|hook| copies(hook, preempts));
+        let of =
+            |preempts| [Hook::Confirm, Hook::SockClosed, Hook::Delete].map(|hook| copies(hook, preempts));
         assert_eq!(of(false), [2, 1, 1]);
-        assert_eq!(of(true), [3, 3, 1]);
+        assert_eq!(of(true), [3, 1, 1]);
     }
 }

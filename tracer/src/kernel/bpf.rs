@@ -26,6 +26,7 @@ const BPF_BTF_GET_NEXT_ID: c_long = 23;
 const BPF_MAP_LOOKUP_BATCH: c_long = 24;
 const BPF_LINK_CREATE: c_long = 28;
 const BPF_PROG_TYPE_KPROBE: u32 = 2;
+const BPF_PROG_TYPE_RAW_TRACEPOINT: u32 = 17;
 const BPF_PROG_TYPE_TRACING: u32 = 26;
 const BPF_TRACE_RAW_TP: u32 = 23;
 const BPF_TRACE_FENTRY: u32 = 24;
@@ -103,6 +104,8 @@ pub(super) enum Purpose {
     Function { id: u32, module: Option<i32>, place: Place },
     /// A tracepoint with typed arguments, by the id of its type in vmlinux's BTF.
     Tracepoint { id: u32 },
+    /// A tracepoint that passes its arguments as they are.
+    RawTracepoint,
     /// A kprobe.multi link.
     KprobeMulti,
 }
@@ -157,6 +160,7 @@ impl Request<'_> {
                 (BPF_PROG_TYPE_TRACING, BPF_TRACE_FEXIT, id, module)
             }
             Purpose::Tracepoint { id } => (BPF_PROG_TYPE_TRACING, BPF_TRACE_RAW_TP, id, None),
+            Purpose::RawTracepoint => (BPF_PROG_TYPE_RAW_TRACEPOINT, 0, 0, None),
             Purpose::KprobeMulti => (BPF_PROG_TYPE_KPROBE, BPF_TRACE_KPROBE_MULTI, 0, None),
         };
         let mut prog_name = [0; 16];
@@ -199,6 +203,16 @@ pub(super) fn open_link(program: &OwnedFd) -> io::Result<OwnedFd> {
     let prog_fd = u32::try_from(program.as_raw_fd()).map_err(io::Error::other)?;
     let mut attributes = RawTracepointAttributes { name: 0, prog_fd, reserved: 0 };
     // SAFETY: no pointer is passed.
+    unsafe { new_fd(BPF_RAW_TRACEPOINT_OPEN, &mut attributes) }
+}
+
+/// Attaches a loaded program to the tracepoint of this name.
+pub(super) fn open_raw_tracepoint(program: &OwnedFd, tracepoint: &str) -> io::Result<OwnedFd> {
+    let tracepoint = CString::new(tracepoint).map_err(io::Error::other)?;
+    let prog_fd = u32::try_from(program.as_raw_fd()).map_err(io::Error::other)?;
+    let name = tracepoint.as_ptr().expose_provenance() as u64;
+    let mut attributes = RawTracepointAttributes { name, prog_fd, reserved: 0 };
+    // SAFETY: the name outlives the call, which only reads it.
     unsafe { new_fd(BPF_RAW_TRACEPOINT_OPEN, &mut attributes) }
 }
 

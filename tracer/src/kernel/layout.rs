@@ -89,7 +89,6 @@ pub const FIELDS: &[FieldSpec] = &[
     global("OFF_SK_V6_SADDR", "sock_common", "skc_v6_rcv_saddr", &[16]),
     global("SK_DPORT", "sock_common", "skc_dport", &[2]),
     global("SK_NUM", "sock_common", "skc_num", &[2]),
-    global("OFF_SK_PROTOCOL", "sock", "sk_protocol", &[2]),
     global("OFF_INET_SPORT", "inet_sock", "inet_sport", &[2]),
     global("OFF_TCP_BYTES_ACKED", "tcp_sock", "bytes_acked", &[8]),
     global("OFF_TCP_BYTES_RECEIVED", "tcp_sock", "bytes_received", &[8]),

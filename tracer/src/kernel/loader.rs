@@ -1,5 +1,5 @@
-//! Loads and attaches the programs that aya cannot: fentry and fexit in modules, and kprobe.multi links. The program of a typed
-//! tracepoint comes with them, so that its functions are verified as theirs are.
+//! Loads and attaches the programs that aya cannot: fentry and fexit in modules, and kprobe.multi links. Those of tracepoints
+//! come with them, so that they lack what this trace does not call.
 //!
 //! aya loads fentry programs for functions of vmlinux only. Conntrack, NAT and IPVS are modules in distributions' kernels:
 //! there the program must be loaded with a file descriptor of the module's BTF (`attach_btf_obj_fd` of `bpf(2)`, since 5.11).
@@ -17,7 +17,7 @@ use aya::{
     Ebpf,
     maps::{Map, MapData},
 };
-use aya_obj::Object;
+use aya_obj::{Function, Object, generated::bpf_insn};
 use tracer_ebpf::Hook;
 use tracing::debug;
 
@@ -66,7 +66,11 @@ pub(super) struct Loader {
 
 impl Loader {
     /// Takes the programs out of `object` and puts the maps of `ebpf`, which was loaded from the same bytes, into them.
-    pub(super) fn new(object: &[u8], ebpf: &Ebpf) -> Result<Self, LoadError> {
+    ///
+    /// The functions in `uncalled` are left out. The read-only data that forbids their calls would let the verifier remove
+    /// them, but only after it has looked at them: on 7.2 (`bpf_compute_subprog_arg_access`) that took most of the time to
+    /// attach.
+    pub(super) fn new(object: &[u8], ebpf: &Ebpf, uncalled: &[&str]) -> Result<Self, LoadError> {
         let unusable = |error: &(dyn std::error::Error + 'static)| LoadError::Object(sentence(error));
         let mut object = Object::parse(object).map_err(|error| unusable(&error))?;
         let maps: Vec<_> = object
@@ -81,6 +85,11 @@ impl Loader {
         object
             .relocate_maps(maps.iter().map(|(name, fd, map)| (name.as_str(), *fd, map)), &sections)
             .map_err(|error| unusable(&error))?;
+        for function in object.functions.values_mut() {
+            if uncalled.contains(&function.name.as_str()) {
+                leave_out(function);
+            }
+        }
         object.relocate_calls(&sections).map_err(|error| unusable(&error))?;
         let btf = match aya::features().btf() {
             Some(features) => object.fixup_and_sanitize_btf(features).map_err(|error| unusable(&error))?,
@@ -110,6 +119,18 @@ impl Loader {
     /// Loads the program for the tracepoint, by the id of its type in vmlinux's BTF, and attaches it.
     pub(super) fn attach_tracepoint(&self, name: &'static str, id: u32) -> Result<Link, LoadError> {
         self.link(name, Purpose::Tracepoint { id })
+    }
+
+    /// Loads the program for the tracepoint, which passes its arguments as they are, and attaches it.
+    pub(super) fn attach_raw_tracepoint(
+        &self,
+        name: &'static str,
+        tracepoint: &str,
+    ) -> Result<Link, LoadError> {
+        let program = self.load(name, Purpose::RawTracepoint)?;
+        let link = bpf::open_raw_tracepoint(&program, tracepoint)
+            .map_err(|error| LoadError::Attach { program: name, error })?;
+        Ok(Link { program, link })
     }
 
     /// Loads a program that knows its place, and attaches it there.
@@ -168,6 +189,19 @@ impl Loader {
         }
         self.modules.get(name).map(AsRawFd::as_raw_fd).ok_or(LoadError::NoModule(name))
     }
+}
+
+/// Leaves nothing of a function but `return 0`.
+fn leave_out(function: &mut Function) {
+    // BPF_ALU64 | BPF_MOV | BPF_K, to register 0, and BPF_JMP | BPF_EXIT (Documentation/bpf/standardization).
+    function.instructions = [0xb7, 0x95].map(instruction).to_vec();
+    // No relocation lies there.
+    function.section_offset = usize::MAX / 2;
+}
+
+/// An instruction whose registers, offset and number are 0.
+fn instruction(code: u8) -> bpf_insn {
+    bpf_insn { code, _bitfield_align_1: [], _bitfield_1: bpf_insn::new_bitfield_1(0, 0), off: 0, imm: 0 }
 }
 
 /// The map's own handle, for the kinds of map in the object.

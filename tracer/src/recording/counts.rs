@@ -230,7 +230,9 @@ impl EventCounter {
         });
         let found = match hook {
             // Most records are of these.
-            Hook::SockState | Hook::Delete | Hook::NatSetup | Hook::EntryReread => return,
+            Hook::SockEstablished | Hook::SockClosed | Hook::Delete | Hook::NatSetup | Hook::EntryReread => {
+                return;
+            }
             Hook::Confirm => decoder.entry_of(record).map(|ct| {
                 let endpoint = ct.endpoint().map_or(ct.orig.dst, TransportAddr::from);
                 Some((Event::Connection, (ct.orig.protocol, ct.orig.dst, endpoint)))

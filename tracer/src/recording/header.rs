@@ -176,14 +176,16 @@ impl Header {
             return HookSet::named(set).map(|set| set != HookSet::Failures);
         }
         // No agent attaches it.
-        let states = Hook::SockState.symbol();
-        let is_attached = |line: &HookLine| line.state == HookState::Attached && line.hook == states;
+        let is_attached =
+            |line: &HookLine| line.state == HookState::Attached && Hook::SockEstablished.has_name(&line.hook);
         self.hooks.iter().any(is_attached).then_some(true)
     }
 
     fn missing_hooks(&self) -> Vec<Hook> {
-        let missing = self.hooks.iter().filter(|line| line.state == HookState::Missing);
-        missing.filter_map(|line| Hook::from_symbol(&line.hook)).collect()
+        let missing = |hook: &&Hook| {
+            self.hooks.iter().any(|line| line.state == HookState::Missing && hook.has_name(&line.hook))
+        };
+        Hook::ALL.iter().filter(missing).copied().collect()
     }
 }
 

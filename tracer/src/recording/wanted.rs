@@ -245,7 +245,7 @@ mod tests {
     fn at_socket(tuple: Tuple) -> Sighting {
         let event = SocketEvent::State { old: TcpState::SynSent, new: TcpState::Established };
         let fact = SocketFact { sk: 1, tuple, event, bytes_acked: 0, bytes_received: 0, task: None };
-        sighting(Hook::SockState, Fact::Socket(fact))
+        sighting(Hook::SockEstablished, Fact::Socket(fact))
     }
 
     #[test]

@@ -251,7 +251,7 @@ fn a_client_socket_names_the_vip_as_its_peer() {
     head[12..14].copy_from_slice(&80_u16.to_be_bytes());
     head[14..16].copy_from_slice(&40_000_u16.to_ne_bytes());
     head[16..18].copy_from_slice(&2_u16.to_ne_bytes());
-    let mut record = header(Hook::SockState, 3);
+    let mut record = header(Hook::SockEstablished, 3);
     record.extend(9_u64.to_ne_bytes());
     record.extend([2, 1]);
     record.extend(6_u16.to_ne_bytes());
@@ -265,22 +265,26 @@ fn a_client_socket_names_the_vip_as_its_peer() {
 }
 
 #[test]
-fn a_closed_socket_still_has_its_port() {
+fn a_closed_socket_has_its_counts() {
     let mut head = [0_u8; SOCK_HEAD_BYTES];
     head[0..4].copy_from_slice(&[10, 96, 10, 10]);
     head[4..8].copy_from_slice(&[10, 244, 1, 100]);
     head[12..14].copy_from_slice(&80_u16.to_be_bytes());
+    head[14..16].copy_from_slice(&40_000_u16.to_ne_bytes());
     head[16..18].copy_from_slice(&2_u16.to_ne_bytes());
-    let mut record = header(Hook::SockState, 3);
+    let mut record = header(Hook::SockClosed, 3);
     record.extend(9_u64.to_ne_bytes());
     record.extend([5, 7]);
     record.extend(6_u16.to_ne_bytes());
     record.extend(u32::MAX.to_ne_bytes());
     record.extend([120_u64, 456].map(u64::to_ne_bytes).as_flattened());
-    record.extend(0_u32.to_ne_bytes());
-    record.extend(40_000_u16.to_be_bytes());
-    record.extend([0; 18]);
+    record.extend([0; 24]);
     record.extend(head);
+    let mut older = record.clone();
+    older[72 + 14..72 + 16].fill(0);
+    older[52..54].copy_from_slice(&40_000_u16.to_be_bytes());
+    let Fact::Socket(fact) = decoder().decode(&older).unwrap().fact else { unreachable!() };
+    assert_eq!(fact.tuple, client_to_vip(), "the socket has given its port back");
     let Fact::Socket(fact) = decoder().decode(&record).unwrap().fact else { unreachable!() };
     assert_eq!(fact.tuple, client_to_vip());
     assert_eq!(fact.event, SocketEvent::State { old: TcpState::FinWait2, new: TcpState::Close });

@@ -376,7 +376,8 @@ impl Script {
     }
 
     pub(crate) fn state(self, ms: u64, server: bool, old: TcpState, new: TcpState) -> Self {
-        self.socket(ms, Hook::SockState, server, SocketEvent::State { old, new })
+        let hook = if new == TcpState::Established { Hook::SockEstablished } else { Hook::SockClosed };
+        self.socket(ms, hook, server, SocketEvent::State { old, new })
     }
 
     pub(crate) fn retransmit(self, ms: u64, state: TcpState) -> Self {

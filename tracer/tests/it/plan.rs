@@ -145,9 +145,9 @@ fn a_lean_trace_leaves_out_what_healthy_connections_meet() {
     let planned = |set| kernel.plan(set).planned().map(|(_, spec)| spec.hook).collect::<HashSet<_>>();
     let (lean, full, targeted) = (planned(HookSet::Lean), planned(HookSet::Full), planned(HookSet::Targeted));
     assert!(
-        lean.contains(&Hook::Confirm) && !lean.contains(&Hook::SockState) && !lean.contains(&Hook::Delete)
+        lean.contains(&Hook::Confirm) && !lean.contains(&Hook::SockClosed) && !lean.contains(&Hook::Delete)
     );
-    assert!(full.contains(&Hook::SockState) && !full.contains(&Hook::NatSetup));
+    assert!(full.contains(&Hook::SockClosed) && !full.contains(&Hook::NatSetup));
     assert_eq!(targeted.len(), Hook::ALL.len());
     assert!(lean.is_subset(&full) && full.is_subset(&targeted));
     assert!(kernel.plan(HookSet::Full).fatal().is_none());
@@ -228,7 +228,7 @@ fn a_field_that_the_kernel_lacks_is_named() {
     );
     let plan = HookPlan::new(HookSet::Full, &layout, &Kernel::whole());
     assert!(missing(&plan, Hook::Confirm).contains("OFF_SKB_NFCT"));
-    assert_eq!(state(&plan, Hook::SockState), State::Planned);
+    assert_eq!(state(&plan, Hook::SockClosed), State::Planned);
 }
 
 /// `tcp_send_reset` has a reason from 6.10 on, and then tells of every RST.
@@ -304,7 +304,7 @@ fn one_tier_can_be_forced() {
     let by_fentry = plan(Tiers::Fentry);
     assert_eq!(state(&by_fentry, Hook::Confirm), State::Planned);
     assert_eq!(missing(&by_fentry, Hook::Delete), "the module has no BTF here");
-    assert_eq!(state(&by_fentry, Hook::SockState), State::Planned, "a tracepoint has one way only");
+    assert_eq!(state(&by_fentry, Hook::TcpRetransmit), State::Planned, "a tracepoint has one way only");
 }
 
 #[test]

@@ -183,8 +183,9 @@ fn what_is_kept_is_bounded() {
 /// The header of a trace on this node, with the hooks as they are in `states`; every other one is attached.
 fn header_of(node: &str, hook_set: Option<&str>, states: &[(&str, &str)]) -> Header {
     let lines = Hook::ALL.iter().map(|hook| {
-        let state = states.iter().find(|(symbol, _)| *symbol == hook.symbol());
-        json!({"hook": hook.symbol(), "attach": "fentry", "state": state.map_or("attached", |(_, state)| *state)})
+        let state = states.iter().find(|(symbol, _)| hook.has_name(symbol));
+        let (name, state) = *state.unwrap_or(&(hook.symbol(), "attached"));
+        json!({"hook": name, "attach": "fentry", "state": state})
     });
     let mut header = serde_json::to_value(header(&corpus("debian-6.12"))).unwrap();
     header["hooks"] = lines.collect();

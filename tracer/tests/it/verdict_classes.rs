@@ -564,7 +564,7 @@ fn flows_with_losses_are_never_healthy() {
 #[test]
 fn a_lean_trace_judges_a_quiet_flow_ok_with_low_confidence() {
     let mut world = World::new();
-    world.missing = vec![Hook::SockState, Hook::Delete];
+    world.missing = vec![Hook::SockEstablished, Hook::SockClosed, Hook::Delete];
     let verdict = world.verdict(to_cart().confirm(10_000), 20_000);
     assert_eq!((verdict.class, verdict.confidence), (Class::Ok, Confidence::Low));
     assert!(verdict.unseen.iter().any(|u| u.contains("socket states")));
@@ -573,7 +573,7 @@ fn a_lean_trace_judges_a_quiet_flow_ok_with_low_confidence() {
 #[test]
 fn a_flooded_copy_is_no_drop() {
     let mut world = World::new();
-    world.missing = vec![Hook::SockState, Hook::Delete];
+    world.missing = vec![Hook::SockEstablished, Hook::SockClosed, Hook::Delete];
     let script = to_cart().confirm(10_000).drop_syn(10_000, "OTHERHOST");
     assert_eq!(world.verdict(script, 20_000).class, Class::Ok);
 }

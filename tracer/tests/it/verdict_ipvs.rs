@@ -398,6 +398,6 @@ fn a_socket_of_another_connection_is_not_joined_by_its_address() {
     let tuple = Tuple::new(Protocol::TCP, addr("10.244.1.100:40001"), addr(EP));
     let event = SocketEvent::State { old: TcpState::SynSent, new: TcpState::Established };
     let other = SocketFact { sk: 1, tuple, event, bytes_acked: 0, bytes_received: 0, task: None };
-    script.out.push(seen(10_001, Hook::SockState, CLIENT_NS, Fact::Socket(other)));
+    script.out.push(seen(10_001, Hook::SockEstablished, CLIENT_NS, Fact::Socket(other)));
     assert_eq!(last_revisions(fold(script.out, 60_000).0).len(), 2);
 }

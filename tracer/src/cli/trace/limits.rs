@@ -29,7 +29,7 @@ pub(super) fn limits(options: &TraceOptions, environment: &Environment) -> Limit
 /// In a lean trace no socket event shows that a connection was answered. Rereading every connection's entry would cost
 /// more than such events.
 fn reread(options: &TraceOptions) -> Reread {
-    if options.hooks != Hooks::Full || options.without_hooks.contains(&Hook::SockState) {
+    if options.hooks != Hooks::Full || options.without_hooks.contains(&Hook::SockEstablished) {
         Reread::Datagrams
     } else {
         Reread::All

@@ -121,7 +121,7 @@ fn healthy(case: &Case<'_>) -> Finding {
         (_, true) => Confidence::Low,
     });
     if pending {
-        finding = finding.unobserved(if case.has_hook(Hook::SockState) {
+        finding = finding.unobserved(if case.has_hook(Hook::SockEstablished) {
             "the answer: neither end's socket was observed on this node"
         } else {
             "the answer: this trace does not follow socket states"

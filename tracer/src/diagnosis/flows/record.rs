@@ -118,7 +118,8 @@ fn add_gaps(case: &Case<'_>, finding: &mut Finding) {
     if let Some(arrival) = resets::arrival(case) {
         finding.unobserved.push(arrival.into());
     }
-    add_gap(case, finding, Hook::SockState, "when the sockets were established and closed");
+    add_gap(case, finding, Hook::SockEstablished, "when the sockets were established");
+    add_gap(case, finding, Hook::SockClosed, "when the sockets were closed");
     if case.flow.partial {
         finding
             .unobserved

@@ -136,7 +136,9 @@ fn recreated(case: &Case<'_>) -> Option<Recreated> {
 /// connection may be older than the trace and open: an idle socket has no events.
 pub(super) fn stray(case: &Case<'_>) -> Option<Finding> {
     let decision = case.decision.filter(|decision| decision.midstream == Some(true))?;
-    let watched = case.has_hook(Hook::TcpReceiveReset) && case.has_hook(Hook::SockState);
+    let watched = [Hook::TcpReceiveReset, Hook::SockEstablished, Hook::SockClosed]
+        .iter()
+        .all(|hook| case.has_hook(*hook));
     if case.flow.client.is_seen() || case.flow.server.is_seen() || !watched || case.flow.lost > 0 {
         return None;
     }

@@ -131,7 +131,7 @@ fn works() -> Group<Traced> {
         }),
         case(Class::Ok, "the trace has no socket states", |mode| {
             let mut world = world(mode);
-            world.missing = vec![Hook::SockState, Hook::Delete];
+            world.missing = vec![Hook::SockEstablished, Hook::SockClosed, Hook::Delete];
             Traced::of(world, cart().confirm(60_000).drop_syn(60_000, "OTHERHOST"))
         }),
         case(Class::C6, "another Pod answers at the address that left", |mode| {

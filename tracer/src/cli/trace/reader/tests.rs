@@ -128,7 +128,7 @@ fn state(client: SocketAddr, old: TcpState, new: TcpState, time: Timestamp) -> S
     let event = SocketEvent::State { old, new };
     let (bytes_acked, bytes_received) = (100, 200);
     let fact = SocketFact { sk: 1, tuple: tuple(client), event, bytes_acked, bytes_received, task: None };
-    Sighting { time, cpu: 0, hook: Hook::SockState, netns: Netns(2), fact: Fact::Socket(fact) }
+    Sighting { time, cpu: 0, hook: Hook::SockEstablished, netns: Netns(2), fact: Fact::Socket(fact) }
 }
 
 /// A port scan that produces records at least as fast as they are read: refused connections, 10 µs apart.
