@@ -476,8 +476,3 @@ pub(super) fn waited(packet: &PacketFact) -> bool {
         Some(reason) => reason.starts_with("NEIGH_"),
     }
 }
-
-/// The addresses by which a flow can be found besides the client's own.
-pub(super) fn behind(decision: &Decision) -> [Tuple; 2] {
-    [decision.ct.reply, decision.ct.orig]
-}

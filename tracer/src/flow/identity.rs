@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use super::{FlowTable, fold::Place, key::Key};
+use super::{FlowTable, fold::Place};
 use crate::sighting::{Conntrack, EntryNote, Hook, Status};
 
 /// A fact that precedes its flow's first entry by at most this was reordered and does not belong to an older flow.
@@ -21,7 +21,7 @@ pub(super) const LATE: Duration = Duration::from_secs(1);
 impl FlowTable {
     /// The flow of an entry that is being confirmed; a new flow if the known one has another entry.
     pub(super) fn entry_to_confirm(&mut self, ct: &Conntrack, note: EntryNote, place: Place) -> u32 {
-        if let Some(index) = self.index.get(&Key::new(&ct.orig, place.netns))
+        if let Some(index) = self.known(&ct.orig, place.netns)
             && let Some(flow) = self.slots.get(index)
         {
             let over = flow.ended.is_some_and(|ended| place.time > ended) && !flow.is_still_trying();
@@ -69,7 +69,7 @@ impl FlowTable {
         waited: bool,
     ) -> u32 {
         let mut reopened = false;
-        if let Some(index) = self.index.get(&Key::new(&ct.orig, place.netns))
+        if let Some(index) = self.known(&ct.orig, place.netns)
             && let Some(flow) = self.slots.get(index)
         {
             let known = flow.decision_for(ct, place.netns);
@@ -102,7 +102,7 @@ impl FlowTable {
     /// The flow whose entry ends. An entry that was never observed identifies no flow, unless a RST killed it: then its
     /// SYN was refused.
     pub(super) fn entry_to_end(&mut self, ct: &Conntrack, place: Place) -> Option<u32> {
-        let known = self.index.get(&Key::new(&ct.orig, place.netns));
+        let known = self.known(&ct.orig, place.netns);
         if let Some(index) = known
             && let Some(flow) = self.slots.get(index)
             && flow.decision_for(ct, place.netns).is_none_or(|decision| decision.ct.id == ct.id)

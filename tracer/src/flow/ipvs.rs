@@ -42,10 +42,9 @@ impl FlowTable {
         };
         let before = flow.ipvs_mut().chosen.replace(chosen);
         if let Some(before) = before.filter(|before| before.reply() != chosen.reply()) {
-            let key = Key::new(&before.reply(), before.netns);
-            self.index.remove(key, index);
+            self.index.remove(&Key::new(&before.reply(), before.netns), self.slots.life(index));
         }
-        if let Some(other) = self.index.insert(Key::new(&chosen.reply(), chosen.netns), index)
+        if let Some(other) = self.set_known(&chosen.reply(), chosen.netns, index)
             && other != index
         {
             self.absorb(other, index, place.time);
@@ -82,7 +81,7 @@ impl FlowTable {
 
     /// The flow for which IPVS creates an entry: on a SYN (or any datagram), before its conntrack entry is confirmed.
     fn scheduled(&mut self, fact: &IpvsFact, place: Place) -> u32 {
-        if let Some(index) = self.index.get(&Key::new(&fact.tuple, place.netns))
+        if let Some(index) = self.known(&fact.tuple, place.netns)
             && let Some(flow) = self.slots.get(index)
             && flow.orig == fact.tuple
         {

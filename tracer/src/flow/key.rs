@@ -3,24 +3,33 @@
 //! Owns only normal forms of addresses. It does not decide which sightings belong together in time.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::HashMap,
     hash::{Hash, Hasher},
 };
 
 use foldhash::fast::RandomState;
 
+use super::slots::Life;
 use crate::net::{Netns, Protocol, Tuple};
 
 /// The flow at each key. IPv4 has a table of its own: with short keys more of it stays in the processor's cache, and every
 /// sighting is looked up.
+///
+/// A flow that ends leaves its keys behind, because its memory and theirs have left that cache: they lead to a [`Life`] that is
+/// over. When a table is full, those of the flows that are left move to a new one.
 #[derive(Debug, Default)]
 pub(super) struct Index {
-    v4: HashMap<Ends<u32>, u32, RandomState>,
-    v6: HashMap<Ends<u128>, u32, RandomState>,
+    v4: Table<Ends<u32>>,
+    v6: Table<Ends<u128>>,
 }
 
+type Table<K> = HashMap<K, Life, RandomState>;
+
+/// The most keys that one sighting adds.
+const MARGIN: usize = 8;
+
 impl Index {
-    pub(super) fn get(&self, key: &Key) -> Option<u32> {
+    pub(super) fn get(&self, key: &Key) -> Option<Life> {
         match key {
             Key::V4(ends) => self.v4.get(ends).copied(),
             Key::V6(ends) => self.v6.get(ends).copied(),
@@ -28,19 +37,25 @@ impl Index {
     }
 
     /// Returns the flow that had the key.
-    pub(super) fn insert(&mut self, key: Key, index: u32) -> Option<u32> {
+    pub(super) fn insert(&mut self, key: Key, flow: Life) -> Option<Life> {
         match key {
-            Key::V4(ends) => self.v4.insert(ends, index),
-            Key::V6(ends) => self.v6.insert(ends, index),
+            Key::V4(ends) => self.v4.insert(ends, flow),
+            Key::V6(ends) => self.v6.insert(ends, flow),
         }
     }
 
     /// Removes the key if it is this flow's.
-    pub(super) fn remove(&mut self, key: Key, index: u32) {
+    pub(super) fn remove(&mut self, key: &Key, flow: Life) {
         match key {
-            Key::V4(ends) => remove(self.v4.entry(ends), index),
-            Key::V6(ends) => remove(self.v6.entry(ends), index),
+            Key::V4(ends) => remove(&mut self.v4, ends, flow),
+            Key::V6(ends) => remove(&mut self.v6, ends, flow),
         }
+    }
+
+    /// Forgets the keys of flows that have ended, if there is no room for further ones.
+    pub(super) fn make_room(&mut self, is_alive: impl Fn(Life) -> bool) {
+        make_room(&mut self.v4, &is_alive);
+        make_room(&mut self.v6, &is_alive);
     }
 
     pub(super) fn clear(&mut self) {
@@ -49,12 +64,21 @@ impl Index {
     }
 }
 
-fn remove<K>(entry: Entry<'_, K, u32>, index: u32) {
-    if let Entry::Occupied(entry) = entry
-        && *entry.get() == index
-    {
-        entry.remove();
+fn remove<K: Eq + Hash>(table: &mut Table<K>, key: &K, flow: Life) {
+    if table.get(key) == Some(&flow) {
+        table.remove(key);
     }
+}
+
+fn make_room<K: Eq + Hash>(table: &mut Table<K>, is_alive: impl Fn(Life) -> bool) {
+    if table.len() + MARGIN <= table.capacity() {
+        return;
+    }
+    // Half as many again as there are keep the moves rare, and the table small.
+    let alive = table.values().filter(|flow| is_alive(**flow)).count();
+    let mut next = Table::with_capacity_and_hasher(alive + alive / 2 + 2 * MARGIN, RandomState::default());
+    next.extend(table.drain().filter(|(_, flow)| is_alive(*flow)));
+    *table = next;
 }
 
 /// The two ends of a connection: a packet and its answer have the same key.
@@ -169,11 +193,28 @@ mod tests {
         for (src, dst) in [("10.0.0.1:1000", "10.0.0.2:80"), ("[fd00::1]:1000", "[fd00::2]:80")] {
             let key = Key::new(&tuple(src, dst), Netns(1));
             let mut index = Index::default();
-            assert_eq!((index.insert(key, 1), index.insert(key, 2)), (None, Some(1)));
-            index.remove(key, 1);
-            assert_eq!(index.get(&key), Some(2));
-            index.remove(key, 2);
+            let [one, other] = [1, 2].map(|index| Life { index, number: 0 });
+            assert_eq!((index.insert(key, one), index.insert(key, other)), (None, Some(one)));
+            index.remove(&key, one);
+            assert_eq!(index.get(&key), Some(other));
+            index.remove(&key, other);
             assert_eq!(index.get(&key), None);
+        }
+    }
+
+    #[test]
+    fn keys_of_flows_that_ended_take_no_further_room() {
+        let key = |number: u16| Key::new(&tuple(&format!("10.0.0.1:{number}"), "10.0.0.2:80"), Netns(1));
+        let mut index = Index::default();
+        let mut capacity = 0;
+        for number in 0..u16::MAX {
+            index.make_room(|flow| flow.number + 1000 > u32::from(number));
+            index.insert(key(number), Life { index: 0, number: number.into() });
+            capacity = capacity.max(index.v4.capacity());
+        }
+        assert!(capacity < 4000, "{capacity}");
+        for number in u16::MAX - 999..u16::MAX {
+            assert!(index.get(&key(number)).is_some(), "{number}");
         }
     }
 }

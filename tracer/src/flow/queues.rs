@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Counters, Flow, FlowTable, Limits, Outcome, key::Key, losses::Losses, slots::Queue};
+use super::{Counters, Flow, FlowTable, Limits, Outcome, losses::Losses, slots::Queue};
 use crate::{sighting::Status, time::Timestamp};
 
 /// The most flows that wait to be drained; further flows stay in their queues until then.
@@ -17,7 +17,7 @@ impl FlowTable {
         let Some(flow) = self.slots.get(index) else { return };
         let outcome = flow.outcome();
         let over = flow.is_over(outcome);
-        let is_latest = || self.index.get(&Key::new(&flow.orig, flow.netns)) == Some(index);
+        let is_latest = || self.known(&flow.orig, flow.netns) == Some(index);
         // If it is no longer over, a repeated packet passed after all, unless a newer flow has its addresses.
         if over != flow.ended.is_some() && (over || is_latest()) {
             let ended = over.then_some(flow.last_seen);

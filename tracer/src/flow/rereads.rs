@@ -3,7 +3,7 @@
 //! Owns the list of these entries and folds the results. The caller reads the kernel's memory. No hook observes the
 //! answer to a datagram, but `IPS_SEEN_REPLY` in its conntrack entry records it.
 
-use super::{Ended, FlowTable, Outcome, Reread, fold::Place, key::Key, slots::Queue};
+use super::{Ended, FlowTable, Outcome, Reread, fold::Place, slots::Queue};
 use crate::{
     sighting::{Conntrack, EntryNote, Status},
     time::Timestamp,
@@ -90,7 +90,7 @@ impl FlowTable {
         if ct.id == 0 {
             return self.fold_listed(ct, note, place);
         }
-        let index = self.index.get(&Key::new(&ct.orig, place.netns))?;
+        let index = self.known(&ct.orig, place.netns)?;
         let flow = self.slots.get_mut(index)?;
         let same = flow.decisions.iter().any(|known| known.ct.id == ct.id && is_same(&known.ct, &ct));
         if !same || !ct.status.has(Status::CONFIRMED) {
@@ -106,7 +106,7 @@ impl FlowTable {
     /// Folds an entry from a listing, which may be older than the trace. Its flow is handed out (again), because the
     /// caller requested the listing.
     fn fold_listed(&mut self, ct: Conntrack, note: EntryNote, place: Place) -> Option<u32> {
-        let known = self.index.get(&Key::new(&ct.orig, place.netns)).filter(|index| {
+        let known = self.known(&ct.orig, place.netns).filter(|index| {
             self.slots.get(*index).is_some_and(|flow| {
                 flow.orig == ct.orig && flow.decisions.iter().any(|known| is_same(&known.ct, &ct))
             })

@@ -42,10 +42,19 @@ pub(super) const QUEUES: [Queue; 8] = [
 
 const NONE: u32 = u32::MAX;
 
+/// A flow's time in its slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Life {
+    pub(super) index: u32,
+    /// Of the flows that were in the slot before.
+    pub(super) number: u32,
+}
+
 #[derive(Debug)]
 struct Slot {
     flow: Option<Arc<Flow>>,
     queue: Queue,
+    life: u32,
     deadline: Timestamp,
     previous: u32,
     next: u32,
@@ -89,6 +98,17 @@ impl Slots {
         self.all.get_mut(index as usize)?.flow.as_mut().map(Arc::make_mut)
     }
 
+    /// The life of the flow in this slot.
+    pub(super) fn life(&self, index: u32) -> Life {
+        Life { index, number: self.all.get(index as usize).map_or(0, |slot| slot.life) }
+    }
+
+    /// The slot of a flow that is still there.
+    pub(super) fn alive(&self, life: Life) -> Option<u32> {
+        let slot = self.all.get(life.index as usize)?;
+        (slot.life == life.number && slot.flow.is_some()).then_some(life.index)
+    }
+
     /// The flow as it is now, whatever changes it later.
     pub(super) fn share(&self, index: u32) -> Option<Arc<Flow>> {
         self.all.get(index as usize)?.flow.clone()
@@ -100,9 +120,10 @@ impl Slots {
     }
 
     pub(super) fn insert(&mut self, flow: Flow, queue: Queue, deadline: Timestamp) -> u32 {
-        let slot = Slot { flow: Some(Arc::new(flow)), queue, deadline, previous: NONE, next: NONE };
+        let slot = Slot { flow: Some(Arc::new(flow)), queue, life: 0, deadline, previous: NONE, next: NONE };
         let index = if let Some(index) = self.free.pop() {
-            self.all[index as usize] = slot;
+            let free = &mut self.all[index as usize];
+            *free = Slot { life: free.life.wrapping_add(1), ..slot };
             index
         } else {
             self.all.push(slot);

@@ -1,6 +1,6 @@
 //! The table of flows: finds the flow of each sighting.
 //!
-//! Every operation except `finish` is in constant time. Owns the index and time. `queues.rs` ends the flows' waits,
+//! Every operation except `finish` is in constant time, on average. Owns the index and time. `queues.rs` ends the flows' waits,
 //! `room.rs` evicts, `identity.rs` assigns entries to flows, `fold.rs` interprets facts, `outcome.rs` evaluates the
 //! evidence.
 
@@ -8,7 +8,7 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use super::{
     Counters, Decision, End, Flow, Limits, SocketEnd,
-    fold::{Place, accepts, begins, behind, is_embryo, may_open, waited},
+    fold::{Place, accepts, begins, is_embryo, may_open, waited},
     identity::{LATE, OVERTAKEN},
     key::{Index, Key},
     losses::Losses,
@@ -18,7 +18,7 @@ use super::{
     slots::{QUEUES, Queue, Slots},
 };
 use crate::{
-    net::{Protocol, Tuple},
+    net::{Netns, Protocol, Tuple},
     sighting::{
         Conntrack, ConntrackFact, Fact, Hook, IpvsFact, PacketFact, Sighting, SocketEvent, SocketFact,
         Status, TcpState,
@@ -268,7 +268,7 @@ impl FlowTable {
             index
         } else {
             let tuple = fact.tuple.filter(|tuple| is_tracked(tuple.protocol))?;
-            let known = self.index.get(&Key::new(&tuple, place.netns));
+            let known = self.known(&tuple, place.netns);
             let reused = known.and_then(|index| self.slots.get(index)).is_some_and(|flow| {
                 opening
                     && flow.orig == tuple
@@ -289,10 +289,9 @@ impl FlowTable {
         if !is_tracked(fact.tuple.protocol) {
             return None;
         }
-        let key = Key::new(&fact.tuple, place.netns);
-        let mut known = self.index.get(&key);
+        let mut known = self.known(&fact.tuple, place.netns);
         if known.is_some_and(|index| self.split_picked_up(index, fact, place)) {
-            known = self.index.get(&key);
+            known = self.known(&fact.tuple, place.netns);
         }
         let reused = known.and_then(|index| self.slots.get(index)).is_some_and(|flow| {
             let end = match flow.end_of(&fact.tuple) {
@@ -333,7 +332,8 @@ impl FlowTable {
         let flow = Flow::new(self.counters.seen, orig, place.netns, place.time, partial);
         let (queue, wait) = self.first_queue(orig.protocol);
         let index = self.slots.insert(flow, queue, self.after(wait));
-        if let Some(before) = self.index.insert(Key::new(&orig, place.netns), index) {
+        self.index.make_room(|flow| self.slots.alive(flow).is_some());
+        if let Some(before) = self.set_known(&orig, place.netns, index) {
             let previous = self
                 .slots
                 .get(before)
@@ -375,11 +375,10 @@ impl FlowTable {
     /// Indexes the flow by its addresses after NAT, and absorbs earlier sightings there.
     pub(super) fn link(&mut self, index: u32, ct: &Conntrack, place: Place) {
         // It was found, or begun, by the original tuple.
-        let reply = Key::new(&ct.reply, place.netns);
         if ct.endpoint().is_none() && !ct.masqueraded() {
             return;
         }
-        match self.index.insert(reply, index) {
+        match self.set_known(&ct.reply, place.netns, index) {
             Some(before) if before != index => self.absorb(before, index, place.time),
             _ => {}
         }
@@ -415,30 +414,22 @@ impl FlowTable {
 
     /// Removes and returns the flow.
     pub(super) fn take(&mut self, index: u32) -> Option<Arc<Flow>> {
-        self.unlink(index);
         self.slots.remove(index)
     }
 
     pub(super) fn forget(&mut self, index: u32) {
-        self.unlink(index);
         self.slots.clear(index);
     }
 
-    fn unlink(&mut self, index: u32) {
-        let Some(flow) = self.slots.get(index) else { return };
-        let table = &mut self.index;
-        let mut unlink = |key: Key| table.remove(key, index);
-        unlink(Key::new(&flow.orig, flow.netns));
-        if let Some(chosen) = flow.chosen_by_ipvs(None) {
-            unlink(Key::new(&chosen.reply(), chosen.netns));
-        }
-        for decision in &flow.decisions {
-            for tuple in behind(decision) {
-                if tuple != flow.orig {
-                    unlink(Key::new(&tuple, decision.netns));
-                }
-            }
-        }
+    /// The flow with these ends.
+    pub(super) fn known(&self, tuple: &Tuple, netns: Netns) -> Option<u32> {
+        self.slots.alive(self.index.get(&Key::new(tuple, netns))?)
+    }
+
+    /// Gives the flow these ends, and returns the one that had them.
+    pub(super) fn set_known(&mut self, tuple: &Tuple, netns: Netns, index: u32) -> Option<u32> {
+        let before = self.index.insert(Key::new(tuple, netns), self.slots.life(index))?;
+        self.slots.alive(before)
     }
 }
 
