@@ -82,7 +82,7 @@ impl Action {
     /// The text with its placeholders, and with its commands in backticks.
     pub fn marked(&self) -> String {
         let mut out = String::new();
-        fill(&mut out, self.text, |_| None, String::push_str);
+        fill(&mut out, self.text, |_| None, true);
         out
     }
 
@@ -96,20 +96,30 @@ impl Action {
     /// Appends the text; `value` returns the value of a placeholder, quoted for a shell.
     pub fn fill<'v>(&self, out: &mut String, value: impl Fn(&str) -> Option<Cow<'v, str>>) {
         out.reserve(self.text.len());
-        fill(out, self.text, value, |out, text| out.extend(text.split('`')));
+        fill(out, self.text, value, false);
     }
 }
 
-/// Appends the text with its placeholders filled. `push` appends the text between them.
+/// Appends the text with its placeholders filled, with or without its backticks. Searches byte by byte: most pieces are a
+/// few words, for which a search by words of the processor costs more.
 fn fill<'v>(
     out: &mut String,
     text: &str,
     value: impl Fn(&str) -> Option<Cow<'v, str>>,
-    push: impl Fn(&mut String, &str),
+    with_backticks: bool,
 ) {
     let mut rest = text;
-    while let Some((before, after)) = rest.split_once('{') {
-        push(out, before);
+    while let Some(at) = rest.bytes().position(|byte| matches!(byte, b'{' | b'`')) {
+        let (before, mark) = rest.split_at(at);
+        out.push_str(before);
+        if let Some(after) = mark.strip_prefix('`') {
+            if with_backticks {
+                out.push('`');
+            }
+            rest = after;
+            continue;
+        }
+        let after = mark.strip_prefix('{').unwrap_or_default();
         let inner =
             after.split_once('}').filter(|(inner, _)| inner.starts_with(|c: char| c.is_ascii_uppercase()));
         if let Some((inner, behind)) = inner {
@@ -124,7 +134,7 @@ fn fill<'v>(
             rest = after;
         }
     }
-    push(out, rest);
+    out.push_str(rest);
 }
 
 /// The general knowledge about a class; a finding adds its evidence.
