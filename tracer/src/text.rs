@@ -143,17 +143,13 @@ pub fn to_the_millisecond(time: &str) -> String {
 }
 
 /// A duration in its leading units: `340 ms`, `12.5 s`, `4 min 10 s`, `3 h 20 min`.
-pub fn length(duration: Duration) -> String {
-    let secs = duration.as_secs();
-    if secs >= 3600 {
-        format!("{} h {} min", secs / 3600, secs / 60 % 60)
-    } else if secs >= 60 {
-        format!("{} min {} s", secs / 60, secs % 60)
-    } else if secs >= 1 {
-        format!("{:.1} s", duration.as_secs_f64())
-    } else {
-        format!("{} ms", duration.as_millis())
-    }
+pub fn length(duration: Duration) -> impl Display {
+    fmt::from_fn(move |f| match duration.as_secs() {
+        0 => write!(f, "{} ms", duration.as_millis()),
+        1..60 => write!(f, "{:.1} s", duration.as_secs_f64()),
+        secs @ 60..3600 => write!(f, "{} min {} s", secs / 60, secs % 60),
+        secs => write!(f, "{} h {} min", secs / 3600, secs / 60 % 60),
+    })
 }
 
 /// An age in one unit, because it grows while a person reads it: `3 s`, `4 min`, `2 h`, `3 d`.
@@ -211,9 +207,9 @@ mod tests {
 
     #[test]
     fn durations_read_well() {
-        assert_eq!(length(Duration::from_millis(340)), "340 ms");
-        assert_eq!(length(Duration::from_millis(12_500)), "12.5 s");
-        assert_eq!(length(Duration::from_secs(250)), "4 min 10 s");
+        assert_eq!(length(Duration::from_millis(340)).to_string(), "340 ms");
+        assert_eq!(length(Duration::from_millis(12_500)).to_string(), "12.5 s");
+        assert_eq!(length(Duration::from_secs(250)).to_string(), "4 min 10 s");
         assert_eq!(age(Duration::from_secs(250)), "4 min");
         assert_eq!(measured(Duration::from_micros(310)), "0.31 ms");
         assert_eq!(measured(Duration::from_secs(12)), "12.0 s");

@@ -57,7 +57,7 @@ pub struct Verdict {
 }
 
 /// The part of a verdict by which flows are counted, which is kept for a flow that may be judged again.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct VerdictKey {
     pub class: Class,
     /// [`Verdict::has_failed`]: flows of the class `unknown` may look healthy.

@@ -20,7 +20,7 @@ use crate::{
         args::{self, ReplayOptions},
         export,
         selection::{Selection, Span},
-        show::{Show, detail},
+        show::{Show, detail, detail_of_rows},
         target::Target,
     },
     incident::{Beside, Moment, Story, Timeline, Track},
@@ -55,7 +55,7 @@ pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Resu
         return Err(anyhow::anyhow!("a report is a file: standard output is a terminal"))
             .hint(|| "viptrace replay FILE -o html > report.html".to_owned());
     }
-    let opened = open(options)?;
+    let mut opened = open(options)?;
     if options.paths {
         return ways::run(opened, &mut printer);
     }
@@ -63,6 +63,7 @@ pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Resu
         return tell(opened, options, printer);
     }
     let form = Form { several_nodes: opened.timeline.tracks().len() > 1, ..options.form };
+    opened.timeline.set_detail(detail_of_rows(form, &opened.selection));
     rows(opened, &mut Report::new(form, printer))?.finish()
 }
 

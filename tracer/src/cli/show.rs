@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::{
     cli::{Outcome, selection::Selection, target::Target},
-    report::{Report, Status, View},
+    report::{Form, Report, Status, View},
     session::{Connections, Detail, Ending, Judgements, Pipeline, Summary},
     time::Timestamp,
 };
@@ -104,4 +104,13 @@ impl Ways {
 /// Flows must be judged one by one if each is shown, or if a condition is met by some of those that share a verdict.
 pub(super) fn detail(view: View, selection: &Selection) -> Detail {
     if view == View::All || selection.needs_each_flow() { Detail::All } else { Detail::Faults }
+}
+
+/// As [`detail`], for rows of this form that nobody waits for.
+pub(super) fn detail_of_rows(form: Form, selection: &Selection) -> Detail {
+    match detail(form.view, selection) {
+        // Some flows of one cause may be of another time than the wanted one.
+        Detail::Faults if form.groups() && !selection.has_times() => Detail::Causes,
+        detail => detail,
+    }
 }

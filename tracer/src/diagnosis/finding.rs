@@ -5,6 +5,7 @@
 
 use std::{
     borrow::Cow,
+    fmt,
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
@@ -16,7 +17,7 @@ use crate::{
     class::{Action, Class, Confidence, Domain, Kind, Safety, Severity, action},
     cluster::Key,
     node::ProxyMode,
-    text::word,
+    text::{sentence, word},
     time::Timestamp,
     verdict::{Evidence, EvidenceType, Mitigation, ServiceRef, Text},
 };
@@ -44,9 +45,58 @@ pub enum Step {
     Path,
 }
 
+/// Whether findings have sentences. A flow that is only counted needs none, and they cost more than the judgement.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Words {
+    #[default]
+    Written,
+    /// Class, domain, severity and confidence are those of the finding with words. Its texts and its lists are empty.
+    Omitted,
+}
+
+impl Words {
+    /// The text, if it is to be written.
+    pub(crate) fn of(self, text: impl Say) -> Text {
+        match self {
+            Self::Written => text.say(),
+            Self::Omitted => Text::Borrowed(""),
+        }
+    }
+}
+
+/// What can be a text of a finding.
+pub(crate) trait Say {
+    fn say(self) -> Text;
+}
+
+impl Say for Text {
+    fn say(self) -> Text {
+        self
+    }
+}
+
+impl Say for String {
+    fn say(self) -> Text {
+        self.into()
+    }
+}
+
+impl Say for &'static str {
+    fn say(self) -> Text {
+        self.into()
+    }
+}
+
+impl Say for fmt::Arguments<'_> {
+    fn say(self) -> Text {
+        sentence(self).into()
+    }
+}
+
 /// The finding of a rule or a check.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Finding {
+    words: Words,
     pub class: Class,
     /// The cause in one sentence without a full stop.
     pub detail: Text,
@@ -84,11 +134,17 @@ const SEPARATOR: &str = " — ";
 
 impl Finding {
     /// A fault of high confidence with the domain, severity and actions of its class, which other methods can change.
-    pub(crate) fn new(class: Class, detail: impl Into<Text>) -> Self {
+    pub(crate) fn new(class: Class, detail: impl Say) -> Self {
+        Self::in_words(Words::Written, class, detail)
+    }
+
+    /// As [`Self::new`], with or without texts.
+    pub(crate) fn in_words(words: Words, class: Class, detail: impl Say) -> Self {
         let entry = class.entry();
         Self {
+            words,
             class,
-            detail: detail.into(),
+            detail: words.of(detail),
             domain: class.domain(),
             severity: entry.severity,
             confidence: Confidence::High,
@@ -155,22 +211,24 @@ impl Finding {
     }
 
     /// Observed by a kernel hook. (Every verdict also has the evidence of its flow's sightings.)
-    pub(crate) fn kernel(self, time: Option<Timestamp>, content: impl Into<Text>) -> Self {
+    pub(crate) fn kernel(self, time: Option<Timestamp>, content: impl Say) -> Self {
         self.evidence(EvidenceType::Kernel, time, content)
     }
 
     /// Read from the Kubernetes API.
-    pub(crate) fn api(self, time: Option<Timestamp>, content: impl Into<Text>) -> Self {
+    pub(crate) fn api(self, time: Option<Timestamp>, content: impl Say) -> Self {
         self.evidence(EvidenceType::Api, time, content)
     }
 
     /// Read from the node.
-    pub(crate) fn node(self, time: Option<Timestamp>, content: impl Into<Text>) -> Self {
+    pub(crate) fn node(self, time: Option<Timestamp>, content: impl Say) -> Self {
         self.evidence(EvidenceType::Node, time, content)
     }
 
-    fn evidence(mut self, r#type: EvidenceType, time: Option<Timestamp>, content: impl Into<Text>) -> Self {
-        self.evidence.push(Evidence { r#type, time: known(time), content: content.into() });
+    fn evidence(mut self, r#type: EvidenceType, time: Option<Timestamp>, content: impl Say) -> Self {
+        if self.has_words() {
+            self.evidence.push(Evidence { r#type, time: known(time), content: content.say() });
+        }
         self
     }
 
@@ -179,15 +237,31 @@ impl Finding {
         mut self,
         r#type: EvidenceType,
         time: Option<Timestamp>,
-        content: impl Into<Text>,
+        content: impl Say,
     ) -> Self {
-        self.against.push(Evidence { r#type, time: known(time), content: content.into() });
+        self.note_against(r#type, time, content);
         self
     }
 
+    pub(crate) fn note_against(&mut self, r#type: EvidenceType, time: Option<Timestamp>, content: impl Say) {
+        if self.has_words() {
+            self.against.push(Evidence { r#type, time: known(time), content: content.say() });
+        }
+    }
+
+    pub(crate) fn has_words(&self) -> bool {
+        self.words == Words::Written
+    }
+
+    pub(crate) fn note_unobserved(&mut self, what: impl Say) {
+        if self.has_words() {
+            self.unobserved.push(what.say());
+        }
+    }
+
     /// A fact that could not be observed and would have shown more.
-    pub(crate) fn unobserved(mut self, what: impl Into<Text>) -> Self {
-        self.unobserved.push(what.into());
+    pub(crate) fn unobserved(mut self, what: impl Say) -> Self {
+        self.note_unobserved(what);
         self
     }
 
@@ -199,7 +273,9 @@ impl Finding {
 
     /// Other classes that explain it, or look the same.
     pub(crate) fn related(mut self, classes: &[Class]) -> Self {
-        self.related.extend_from_slice(classes);
+        if self.has_words() {
+            self.related.extend_from_slice(classes);
+        }
         self
     }
 
@@ -210,7 +286,9 @@ impl Finding {
             "an action that {} does not list: {actions:?}",
             self.class
         );
-        self.now = Some(actions.to_vec());
+        if self.has_words() {
+            self.now = Some(actions.to_vec());
+        }
         self
     }
 
@@ -247,30 +325,56 @@ impl Finding {
             "an action that {} does not list: {actions:?}",
             self.class
         );
-        self.later = Some(actions.to_vec());
+        if self.has_words() {
+            self.later = Some(actions.to_vec());
+        }
         self
     }
 
     /// Sets the value of a placeholder, quoted for a shell: the caller quotes foreign names.
-    pub(crate) fn fill(mut self, name: &'static str, value: impl Into<Text>) -> Self {
-        self.values.push((name, value.into()));
+    pub(crate) fn fill(mut self, name: &'static str, value: impl Say) -> Self {
+        if self.has_words() {
+            self.values.push((name, value.say()));
+        }
         self
+    }
+
+    /// Sets the command that shows the endpoint in the rules of kube-proxy's mode.
+    pub(crate) fn fill_rules_of(self, endpoint: SocketAddr, mode: Option<ProxyMode>) -> Self {
+        let command = fmt::from_fn(|f| match (mode, endpoint.ip()) {
+            (Some(ProxyMode::Nftables), IpAddr::V4(ip)) => {
+                write!(f, "nft list table ip kube-proxy | grep {ip}")
+            }
+            (Some(ProxyMode::Nftables), IpAddr::V6(ip)) => {
+                write!(f, "nft list table ip6 kube-proxy | grep {ip}")
+            }
+            (Some(ProxyMode::Ipvs), _) => write!(f, "ipvsadm -Ln | grep -F '{endpoint}'"),
+            (_, IpAddr::V4(_)) => write!(f, "iptables-save -t nat | grep {endpoint}"),
+            (_, IpAddr::V6(_)) => write!(f, "ip6tables-save -t nat | grep -F '{endpoint}'"),
+        });
+        self.fill("RULES_OF_ENDPOINT", format_args!("{command}"))
     }
 
     /// Turns the finding into one that claims nothing, because of `reason`. The severity shows whether the flow failed.
     pub(crate) fn into_unknown(mut self, reason: &str) -> Self {
-        let (severity, detail) = if self.class.is_fault() {
+        let is_fault = self.class.is_fault();
+        let severity = if is_fault { Class::Unknown.entry().severity } else { Severity::None };
+        let looks = fmt::from_fn(|f| {
+            if is_fault {
+                write!(f, "like {}: {}", self.class, self.detail)
+            } else {
+                write!(f, "healthy: {}", self.detail)
+            }
+        });
+        let detail = self.words.of(format_args!("{reason}; the other evidence looks {looks}"));
+        if is_fault && self.has_words() {
             self.related.insert(0, self.class);
-            let looks = format!("the other evidence looks like {}: {}", self.class, self.detail);
-            (Class::Unknown.entry().severity, format!("{reason}; {looks}"))
-        } else {
-            (Severity::None, format!("{reason}; the other evidence looks healthy: {}", self.detail))
-        };
+        }
         let domain = Class::Unknown.domain();
         let nothing = Some(Vec::new());
         Self {
             class: Class::Unknown,
-            detail: detail.into(),
+            detail,
             domain,
             severity,
             confidence: Confidence::Low,
@@ -334,17 +438,6 @@ impl Finding {
         self.service
             .as_ref()
             .is_none_or(|service| *service.namespace == *key.namespace && *service.name == *key.name)
-    }
-}
-
-/// The command that shows the endpoint in the rules of kube-proxy's mode.
-pub(crate) fn rules_of_endpoint(mode: Option<ProxyMode>, endpoint: SocketAddr) -> String {
-    match (mode, endpoint.ip()) {
-        (Some(ProxyMode::Nftables), IpAddr::V4(ip)) => format!("nft list table ip kube-proxy | grep {ip}"),
-        (Some(ProxyMode::Nftables), IpAddr::V6(ip)) => format!("nft list table ip6 kube-proxy | grep {ip}"),
-        (Some(ProxyMode::Ipvs), _) => format!("ipvsadm -Ln | grep -F '{endpoint}'"),
-        (_, IpAddr::V4(_)) => format!("iptables-save -t nat | grep {endpoint}"),
-        (_, IpAddr::V6(_)) => format!("ip6tables-save -t nat | grep -F '{endpoint}'"),
     }
 }
 

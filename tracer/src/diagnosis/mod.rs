@@ -9,4 +9,5 @@ pub mod flows;
 pub mod path;
 pub mod triage;
 
+pub use finding::Words;
 pub use flows::*;

@@ -96,10 +96,10 @@ impl Groups {
         first
     }
 
-    /// Counts healthy flows that share a verdict; true if they are the first of their line. `with_addresses` as for the
+    /// Counts flows that share a verdict; true if they are the first of their line. `with_addresses` as for the
     /// rows of this table.
     pub(super) fn add_folded(&mut self, folded: &Folded, with_addresses: bool) -> bool {
-        let Folded { verdict, count, connect_times, last, clients } = folded;
+        let Folded { verdict, count, connect_times, first: earliest, last, clients } = folded;
         let slowest = connect_times.iter().max().copied();
         let client = end(clients.pod.as_deref(), Some(clients.address), with_addresses);
         let row = Row { client, ..Row::new(verdict, slowest, with_addresses) };
@@ -113,7 +113,7 @@ impl Groups {
         group.several_clients |= !one || group.row.client != row.client;
         group.count += count;
         group.slowest = group.slowest.max(slowest);
-        group.first = group.first.min(verdict.time);
+        group.first = group.first.min(verdict.time).min(*earliest);
         group.last = group.last.max(*last);
         group.changed = true;
         first

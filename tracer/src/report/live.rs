@@ -137,7 +137,8 @@ impl LiveTable {
     }
 
     pub(super) fn fold(&mut self, folded: &Folded) {
-        if self.form.view.folds(&folded.verdict) {
+        let Form { view, .. } = self.form;
+        if view.shows(&folded.verdict) || view.folds(&folded.verdict) {
             self.groups.add_folded(folded, false);
             self.dirty = true;
         }

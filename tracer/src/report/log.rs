@@ -68,7 +68,8 @@ impl LogTable {
     }
 
     pub(super) fn fold(&mut self, folded: &Folded, now: Instant) {
-        if !self.form.view.folds(&folded.verdict) {
+        let Form { view, .. } = self.form;
+        if !view.shows(&folded.verdict) && !view.folds(&folded.verdict) {
             return;
         }
         let first = self.groups.add_folded(folded, self.with_addresses());

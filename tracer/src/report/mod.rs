@@ -119,7 +119,7 @@ pub struct Form {
 
 impl Form {
     /// Whether the flows of one result share a line.
-    fn groups(self) -> bool {
+    pub(crate) fn groups(self) -> bool {
         !self.each && self.output == Output::Table && self.view != View::All
     }
 }

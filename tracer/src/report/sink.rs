@@ -97,7 +97,7 @@ impl Report {
         }
     }
 
-    /// Counts healthy flows that share a verdict. Records show each flow or none, so only tables show them.
+    /// Counts flows that share a verdict. Records show each flow or none, so only tables show them.
     pub fn fold(&mut self, folded: &Folded, now: Instant) {
         match &mut self.sink {
             Sink::Live(table) => table.fold(folded),

@@ -8,14 +8,12 @@
 use std::{
     collections::HashMap,
     hash::{Hash, Hasher},
-    net::SocketAddr,
     sync::Arc,
-    time::Duration,
 };
 
 use foldhash::fast::RandomState;
-use serde::{Deserialize, Serialize};
 
+use super::folded::{Folded, Tally};
 use crate::{
     cluster::{self, History, Via},
     diagnosis::{self, Lasting},
@@ -28,33 +26,6 @@ use crate::{
 
 /// The most verdicts kept for folding; beyond it all are dropped, and new flows are judged again.
 const MAX_TEMPLATES: usize = 4096;
-
-/// Healthy flows that share an earlier verdict.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Folded {
-    /// The verdict on a flow that was returned as [`Judged`](super::Judged). Theirs differs in the client, the times and
-    /// the facts that follow from these.
-    pub verdict: Arc<Verdict>,
-    /// The number of flows; at least one.
-    pub count: u64,
-    /// Of the flows whose connect time is known, in no particular order.
-    pub connect_times: Vec<Duration>,
-    /// The latest time that one of their verdicts would have.
-    pub last: Timestamp,
-    pub clients: Clients,
-}
-
-/// The clients of the flows that share a verdict.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Clients {
-    /// The first of them and its Pod, as in [`FlowRef::client_pod`](crate::verdict::FlowRef::client_pod).
-    pub address: SocketAddr,
-    pub pod: Option<Arc<str>>,
-    /// All have this address and port.
-    pub one_address: bool,
-    /// All belong to this Pod, or none to any.
-    pub one_pod: bool,
-}
 
 /// The facts that flows with one verdict share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +63,7 @@ impl Key {
 
 #[derive(Debug)]
 struct Template {
-    verdict: Arc<Verdict>,
+    tally: Tally,
     verdict_key: Arc<VerdictKey>,
     service: cluster::Key,
     is_cluster_ip: bool,
@@ -100,12 +71,6 @@ struct Template {
     since: Timestamp,
     /// The history's generation at which that was last checked.
     checked: u64,
-    clients: Clients,
-    /// The client's Pod holds its address in this generation of the Pods, for flows that began later than that.
-    pods: cluster::Settled,
-    count: u64,
-    connect_times: Vec<Duration>,
-    last: Timestamp,
 }
 
 /// The facts about a folded flow that the pipeline needs.
@@ -145,13 +110,9 @@ impl HealthyFolds {
         if flow.first_seen <= template.since {
             return None;
         }
-        if template.count == 0 {
+        if template.tally.add(flow, history) {
             self.counted.push(key);
         }
-        template.count += 1;
-        template.last = template.last.max(diagnosis::verdict_time(flow));
-        template.connect_times.extend(flow.connect_time());
-        template.note_client(flow, history);
         Some(Found { verdict_key: &template.verdict_key, is_cluster_ip: template.is_cluster_ip })
     }
 
@@ -175,24 +136,13 @@ impl HealthyFolds {
         } else if self.known.len() >= MAX_TEMPLATES {
             self.clear();
         }
-        let clients = Clients {
-            address: flow.orig.src.socket(),
-            pod: verdict.flow.client_pod.as_deref().map(Arc::from),
-            one_address: true,
-            one_pod: true,
-        };
         let template = Template {
-            verdict,
+            tally: Tally::new(verdict),
             verdict_key,
             service,
             is_cluster_ip: via == Via::ClusterIp,
             since: settled.since,
             checked: history.generation(),
-            clients,
-            pods: cluster::Settled::default(),
-            count: 0,
-            connect_times: Vec::new(),
-            last: Timestamp::MIN,
         };
         self.known.insert(key, template);
     }
@@ -207,7 +157,7 @@ impl HealthyFolds {
     /// Drops all verdicts and keeps the counts.
     pub(super) fn clear(&mut self) {
         for key in std::mem::take(&mut self.counted) {
-            self.retired.extend(self.known.get_mut(&key).and_then(Template::take));
+            self.retired.extend(self.known.get_mut(&key).and_then(|template| template.tally.take()));
         }
         self.known.clear();
     }
@@ -216,14 +166,14 @@ impl HealthyFolds {
     pub(super) fn take(&mut self) -> Vec<Folded> {
         let mut taken = std::mem::take(&mut self.retired);
         for key in self.counted.drain(..) {
-            taken.extend(self.known.get_mut(&key).and_then(Template::take));
+            taken.extend(self.known.get_mut(&key).and_then(|template| template.tally.take()));
         }
         taken
     }
 
     fn retire(&mut self, key: &Key) {
         if let Some(mut template) = self.known.remove(key)
-            && let Some(folded) = template.take()
+            && let Some(folded) = template.tally.take()
         {
             self.retired.push(folded);
             self.counted.retain(|counted| counted != key);
@@ -242,36 +192,5 @@ impl Template {
             self.checked = now;
         }
         true
-    }
-
-    fn note_client(&mut self, flow: &Flow, history: &History) {
-        let client = flow.orig.src.socket();
-        self.clients.one_address &= client == self.clients.address;
-        if !self.clients.one_pod {
-            return;
-        }
-        let same_ip = client.ip() == self.clients.address.ip();
-        if same_ip
-            && self.pods.generation == history.pods_settled().generation
-            && self.pods.since < flow.first_seen
-        {
-            return;
-        }
-        let pod = diagnosis::client_pod(flow, history);
-        self.clients.one_pod = pod.as_deref() == self.clients.pod.as_deref();
-        if same_ip && self.clients.one_pod && history.pods_settled().since < flow.first_seen {
-            self.pods = history.pods_settled();
-        }
-    }
-
-    fn take(&mut self) -> Option<Folded> {
-        let count = std::mem::take(&mut self.count);
-        (count > 0).then(|| Folded {
-            verdict: Arc::clone(&self.verdict),
-            count,
-            connect_times: std::mem::take(&mut self.connect_times),
-            last: std::mem::take(&mut self.last),
-            clients: self.clients.clone(),
-        })
     }
 }

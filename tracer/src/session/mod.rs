@@ -4,9 +4,11 @@
 //! the node's state, and judged. Does no I/O and reads no clock; the caller reads the node when
 //! [`Pipeline::wants_node`] returns true.
 
+mod cause_folds;
 mod changes;
 mod connections;
 mod crossing;
+mod folded;
 mod grace;
 mod healthy_folds;
 mod latency;
@@ -28,7 +30,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     cluster::{Address, Cluster, Key, Membership, Update},
-    diagnosis::{self, Context, HookGap, OtherFlows, Translations},
+    diagnosis::{self, Context, HookGap, OtherFlows, Outline, Translations, Words},
     flow::{Counters, Flow, FlowTable, Limits, Suppressed},
     net::Netns,
     node::Snapshot,
@@ -36,6 +38,7 @@ use crate::{
     time::Timestamp,
     verdict::{NearbyChange, Verdict, VerdictKey},
 };
+use cause_folds::CauseFolds;
 use changes::Changes;
 use healthy_folds::HealthyFolds;
 use suppressed::SuppressedEvents;
@@ -46,8 +49,8 @@ pub(crate) use changes::{ChangeLister, ListedChange, SavedChanges};
 pub(crate) use connections::Attribution;
 pub use connections::{Connections, Pair};
 pub use crossing::{Crossing, Side};
+pub(crate) use folded::Folded;
 pub use grace::Grace;
-pub(crate) use healthy_folds::Folded;
 pub use latency::Latency;
 pub(crate) use summary::Cause;
 pub use summary::{Counts, Ending, SelectedFlows, Summary};
@@ -66,9 +69,12 @@ const MAX_BEFORE: usize = 65_536;
 /// The most gaps of hooks that are kept: two for each hook.
 const MAX_HOOK_GAPS: usize = 64;
 
-/// How healthy flows are reported.
+/// Which flows have their own verdict.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Detail {
+    /// As [`Self::Faults`]; and of the flows of one cause, one in a second has a verdict, and the others are counted under
+    /// it. For lines that flows share: the rows of a recording.
+    Causes,
     /// Flows that are healthy for the same reasons share one verdict and are counted: see [`Folded`].
     Faults,
     /// Every flow has its own verdict.
@@ -108,7 +114,8 @@ pub struct Judged {
 #[derive(Clone, Debug, Default)]
 pub struct Judgements {
     pub judged: Vec<Judged>,
-    /// Further healthy flows that share a verdict with a judged one. None with [`Detail::All`].
+    /// Further flows that share a verdict with a judged one: healthy ones, and those of one cause with
+    /// [`Detail::Causes`]. None with [`Detail::All`].
     pub folded: Vec<Folded>,
     /// Flows that have no verdict, because the table was full.
     pub unjudged: Vec<NotJudged>,
@@ -128,7 +135,7 @@ impl Judgements {
         }
         for folded in &mut self.folded {
             Arc::make_mut(&mut folded.verdict).map_times(&to);
-            folded.last = to(folded.last);
+            (folded.first, folded.last) = (to(folded.first), to(folded.last));
         }
     }
 }
@@ -173,6 +180,7 @@ pub struct Pipeline {
     /// By the flow's number, so that the oldest is judged first if there are too many.
     before: BTreeMap<u64, Arc<VerdictKey>>,
     healthy: HealthyFolds,
+    causes: CauseFolds,
     lost: u64,
     /// Of these, the ones that stand for an unknown number.
     uncounted_losses: u64,
@@ -201,6 +209,7 @@ impl Pipeline {
             undecided: Undecided::default(),
             before: BTreeMap::new(),
             healthy: HealthyFolds::default(),
+            causes: CauseFolds::default(),
             lost: 0,
             uncounted_losses: 0,
             hook_gaps: Vec::new(),
@@ -523,7 +532,8 @@ impl Pipeline {
 
     fn collect(&mut self, judged: Vec<Judged>) -> Judgements {
         let (history, clock) = (&self.cluster.history, &self.wall_clock);
-        let folded = self.healthy.take();
+        let mut folded = self.healthy.take();
+        folded.append(&mut self.causes.take());
         let unjudged =
             self.flows.take_unjudged().into_iter().map(|flows| NotJudged::of(flows, history, clock));
         let unjudged = unjudged.collect();
@@ -536,8 +546,14 @@ impl Pipeline {
         judgements
     }
 
+    /// Whether a step has as many verdicts as it may. Those that are only counted fill it too: a replay judges each flow when
+    /// the live trace did.
+    fn is_full(&self, judged: &[Judged]) -> bool {
+        judged.len() + self.causes.len() >= MAX_VERDICTS
+    }
+
     fn judge_ready(&mut self, now: Timestamp, judged: &mut Vec<Judged>) {
-        while judged.len() < MAX_VERDICTS
+        while !self.is_full(judged)
             && let Some(flow) = self.ready.pop_front()
         {
             judged.extend(self.judge_flow(&flow, now));
@@ -549,7 +565,7 @@ impl Pipeline {
         self.judge_ready(now, &mut judged);
         let mut taken = 0;
         let mut settled = self.flows.take_settled();
-        while judged.len() < MAX_VERDICTS
+        while !self.is_full(&judged)
             && taken < MAX_TAKEN
             && let Some(flow) = settled.pop_front()
         {
@@ -567,7 +583,7 @@ impl Pipeline {
         }
         self.flows.return_settled(settled);
         let until = if self.is_finished { Timestamp::MAX } else { now };
-        while judged.len() < MAX_VERDICTS
+        while !self.is_full(&judged)
             && taken < MAX_TAKEN
             && let Some(flow) = self.undecided.pop_due(until)
         {
@@ -653,11 +669,31 @@ impl Pipeline {
     }
 
     fn judge_flow(&mut self, flow: &Flow, now: Timestamp) -> Option<Judged> {
+        let before = self.before.get(&flow.id).map(Arc::clone);
+        // Of a flow with a verdict, and of one of many with a cause, no words may be wanted.
+        let shares =
+            self.settings.detail == Detail::Causes && flow.revision <= 1 && !diagnosis::is_plain(flow);
+        let mut outline = None;
+        if before.is_some() || shares {
+            let Some(found) = diagnosis::outline(flow, &self.context(now)) else {
+                self.arrive(flow);
+                return None;
+            };
+            if let Some(key) = self.known_key(flow, before.as_ref(), &found, shares) {
+                self.suppressed.attribute(flow, found.key.service.as_ref());
+                self.before.remove(&flow.id);
+                if flow.may_follow() {
+                    self.remember(flow.id, key);
+                }
+                return None;
+            }
+            outline = shares.then_some(found);
+        }
         let Some(judgement) = diagnosis::judge_lasting(flow, &self.context(now)) else {
             self.arrive(flow);
             return None;
         };
-        let before = self.before.remove(&flow.id);
+        self.before.remove(&flow.id);
         let mut verdict = judgement.verdict;
         self.suppressed.attribute(flow, verdict.service.as_ref());
         // A later flow may lack gaps that this one has, or have further ones.
@@ -665,14 +701,9 @@ impl Pipeline {
         let has_changed = self.hook_gaps.iter().any(|gap| since_then(gap.from) || since_then(gap.until));
         let lasting = judgement
             .lasting
-            .filter(|_| self.settings.detail == Detail::Faults && flow.revision <= 1 && !has_changed);
-        // An equal verdict is not reported again, so that the flow stays counted under the earlier one.
-        let is_equal = |before: &&Arc<VerdictKey>| {
-            before.class == verdict.class && before.has_failed == verdict.has_failed()
-        };
-        let as_before = before.as_ref().filter(is_equal);
+            .filter(|_| self.settings.detail != Detail::All && flow.revision <= 1 && !has_changed);
         if lasting.is_some() || flow.may_follow() {
-            let key = as_before.map_or_else(|| Arc::new(verdict.key()), Arc::clone);
+            let key = Arc::new(verdict.key());
             if flow.may_follow() {
                 self.remember(flow.id, Arc::clone(&key));
             }
@@ -680,11 +711,34 @@ impl Pipeline {
                 self.healthy.keep(flow, lasting, Arc::new(verdict.clone()), key, &self.cluster.history);
             }
         }
-        if as_before.is_some() {
+        self.changes.list_in(&mut verdict, &self.cluster.history, self.settings.node_name.as_deref());
+        if let Some(outline) = outline {
+            debug_assert_eq!(outline, Outline::of(&verdict), "without words it is another verdict");
+            self.causes.keep(outline, &verdict);
+        }
+        Some(Judged { verdict, before, connect_time: flow.connect_time(), last_seen: flow.last_seen })
+    }
+
+    /// The key under which the flow stays counted, if its verdict is equal to its earlier one, or is counted now, if it
+    /// shares that of another flow.
+    fn known_key(
+        &mut self,
+        flow: &Flow,
+        before: Option<&Arc<VerdictKey>>,
+        found: &Outline,
+        shares: bool,
+    ) -> Option<Arc<VerdictKey>> {
+        // An equal verdict is not reported again, so that the flow stays counted under the earlier one.
+        let is_equal = |before: &&Arc<VerdictKey>| {
+            before.class == found.key.class && before.has_failed == found.key.has_failed
+        };
+        if let Some(before) = before {
+            return Some(before).filter(is_equal).map(Arc::clone);
+        }
+        if !shares {
             return None;
         }
-        self.changes.list_in(&mut verdict, &self.cluster.history, self.settings.node_name.as_deref());
-        Some(Judged { verdict, before, connect_time: flow.connect_time(), last_seen: flow.last_seen })
+        self.causes.fold(flow, found, &self.cluster.history).map(Arc::clone)
     }
 
     /// Notes a flow that concerns no Service, where each flow is wanted.
@@ -729,6 +783,7 @@ impl Pipeline {
             grace: self.grace,
             now,
             metadata_age: self.cluster.metadata_age(now),
+            words: Words::Written,
         }
     }
 }

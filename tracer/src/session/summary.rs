@@ -119,26 +119,33 @@ impl Summary {
         if let (Class::Ok, Some(service), Some(time)) = (verdict.class, &verdict.service, connect_time) {
             self.latencies.record(service, &[*time]);
         }
+        self.blame(verdict, 1);
+    }
+
+    /// Counts flows that share a verdict.
+    pub fn add_folded(&mut self, folded: &Folded) {
+        let Folded { verdict, count, connect_times, .. } = folded;
+        self.count(verdict, *count);
+        if let (Class::Ok, Some(service)) = (verdict.class, &verdict.service) {
+            self.latencies.record(service, connect_times);
+        }
+        self.blame(verdict, *count);
+    }
+
+    /// Counts flows that failed under their cause.
+    fn blame(&mut self, verdict: &Verdict, flows: u64) {
         if !verdict.has_failed() {
             return;
         }
         let key = (verdict.class, verdict.service.clone());
         if let Some(known) = self.causes.get_mut(&key) {
-            known.flows += 1;
+            known.flows += flows;
             let weight = |verdict: &Verdict| (verdict.confidence, verdict.severity);
             if weight(verdict) > weight(&known.verdict) {
                 known.verdict = verdict.clone();
             }
         } else if self.causes.len() < MAX_CAUSES {
-            self.causes.insert(key, Cause { verdict: verdict.clone(), flows: 1 });
-        }
-    }
-
-    /// Counts healthy flows that share a verdict.
-    pub fn add_folded(&mut self, folded: &Folded) {
-        self.count(&folded.verdict, folded.count);
-        if let Some(service) = &folded.verdict.service {
-            self.latencies.record(service, &folded.connect_times);
+            self.causes.insert(key, Cause { verdict: verdict.clone(), flows });
         }
     }
 

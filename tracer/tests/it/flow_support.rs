@@ -5,7 +5,7 @@ use std::{net::SocketAddr, time::Duration};
 use crate::cluster_support::Shop;
 use viptrace::{
     cluster::History,
-    diagnosis::{Context, HookGap, Translations, judge},
+    diagnosis::{Context, HookGap, Outline, Translations, Words, judge, outline},
     flow::{Flow, FlowTable, Limits, Reread},
     net::{Netns, Protocol, Tuple},
     node::Snapshot,
@@ -543,7 +543,11 @@ impl World {
     }
 
     pub(crate) fn judge(&self, flow: &Flow) -> Option<Verdict> {
-        judge(flow, &self.context(&self.shop.history(), &self.snapshot()))
+        let (history, snapshot) = (self.shop.history(), self.snapshot());
+        let context = self.context(&history, &snapshot);
+        let verdict = judge(flow, &context);
+        assert_eq!(outline(flow, &context), verdict.as_ref().map(Outline::of), "without words");
+        verdict
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
@@ -570,6 +574,7 @@ impl World {
             grace: Duration::from_secs(5),
             now: self.now,
             metadata_age: self.metadata_age,
+            words: Words::Written,
         }
     }
 

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use viptrace::{
     cluster::Cluster,
-    diagnosis::{Context, Translations},
+    diagnosis::{Context, Translations, Words},
     flow::{Flow, FlowTable, Limits},
     node::Snapshot,
 };
@@ -61,6 +61,7 @@ impl Folded {
             grace: Duration::from_secs(5),
             now: at(u64::from(u32::MAX)),
             metadata_age: Some(0.0),
+            words: Words::Written,
         }
     }
 }

@@ -44,7 +44,7 @@ pub(super) async fn run(
     trace.watch(&mut sink, stop).await?;
     sink.agent.draining();
     let limit = sink.agent.drain_limit();
-    if let Ok(finished) = tokio::time::timeout(limit, trace.finish(&mut sink, stop)).await {
+    if let Ok(finished) = tokio::time::timeout(limit, Box::pin(trace.finish(&mut sink, stop))).await {
         let (ending, _) = finished?;
         sink.agent.ended(&ending.gaps);
     } else {

@@ -36,11 +36,10 @@ pub(super) fn clock_note(timeline: &Timeline, index: usize) -> Option<String> {
 /// A distance of clocks, which is known to less than a second.
 fn apart(ns: i64) -> String {
     let ns = ns.unsigned_abs();
-    let whole = length(Duration::from_secs(ns / 1_000_000_000));
     match ns / 1_000_000_000 {
         0 => measured(Duration::from_nanos(ns)),
         1..1000 => format!("{:.3} s", Duration::from_nanos(ns).as_secs_f64()),
-        _ => whole,
+        secs => length(Duration::from_secs(secs)).to_string(),
     }
 }
 

@@ -36,15 +36,24 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
     });
     let seen_at_endpoint = sender.is_some() || no_socket.is_some() || told.is_some();
     let name = case.endpoint_name();
-    let mut finding = Finding::new(
-        Class::C28,
-        format!("{name} refuses connections of {}: nothing listens on port {}", case.name(), endpoint.port()),
-    )
-    .confidence(if seen_at_endpoint { Confidence::High } else { Confidence::Medium })
-    .api(
-        None,
-        format!("{endpoint} is an endpoint of {}, whose targetPort is {}", case.name(), case.vip.port.target),
-    );
+    let mut finding = case
+        .finding(
+            Class::C28,
+            format_args!(
+                "{name} refuses connections of {}: nothing listens on port {}",
+                case.name(),
+                endpoint.port()
+            ),
+        )
+        .confidence(if seen_at_endpoint { Confidence::High } else { Confidence::Medium })
+        .api(
+            None,
+            format_args!(
+                "{endpoint} is an endpoint of {}, whose targetPort is {}",
+                case.name(),
+                case.vip.port.target
+            ),
+        );
     let killed = trouble.is_some_and(|trouble| trouble.killed.is_some());
     if !seen_at_endpoint && !killed && !case.flow.client.is_seen() {
         // That it was the answer to a SYN follows from the entry's missing answer.
@@ -69,7 +78,7 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
         finding = finding.against(
             EvidenceType::Api,
             None,
-            format!(
+            format_args!(
                 "Pod {} has the address {} now: the EndpointSlice may be outdated",
                 holder.key,
                 endpoint.ip()

@@ -9,15 +9,17 @@ use std::{
     time::Duration,
 };
 
-use super::{Context, Finding};
+use super::{Context, Finding, Say};
 use crate::{
+    class::Class,
     cluster::{Address, EndpointState, Kind, Membership, Standing, Usable, Via, Vip},
     flow::{Decision, Dropped, Flow, Outcome, Refusal, RefusalKind, Stage, Trouble},
     net::Netns,
     node::{Presence, ProxyMode, RuleEffect, interfaces::Dataplane},
     sighting::{Hook, Status},
-    text::{count, phrase},
+    text::counted,
     time::Timestamp,
+    verdict::Text,
 };
 
 pub(super) struct Case<'a> {
@@ -257,13 +259,23 @@ impl<'a> Case<'a> {
         since > Timestamp::MIN && self.decided <= since.saturating_add(self.ctx.grace)
     }
 
-    /// `1 usable endpoint`, in the API at the time of NAT's decision.
-    pub(super) fn usable_count(&self) -> String {
-        count(self.usable().map_or(0, |usable| usable.count), "usable endpoint")
+    /// A finding whose texts are written if they are wanted.
+    pub(super) fn finding(&self, class: Class, detail: impl Say) -> Finding {
+        self.ctx.finding(class, detail)
     }
 
-    pub(super) fn usable_evidence(&self) -> String {
-        format!("{} for {}", self.usable_count(), self.name())
+    /// A text that several parts of a finding have.
+    pub(super) fn said(&self, text: fmt::Arguments<'_>) -> Text {
+        self.ctx.words.of(text)
+    }
+
+    /// `1 usable endpoint`, in the API at the time of NAT's decision.
+    pub(super) fn usable_count(&self) -> impl Display {
+        counted(self.usable().map_or(0, |usable| usable.count) as u64, "usable endpoint")
+    }
+
+    pub(super) fn usable_evidence(&self) -> Text {
+        self.said(format_args!("{} for {}", self.usable_count(), self.name()))
     }
 
     /// `namespace/service:port`.
@@ -364,11 +376,9 @@ pub(super) fn membership<'a>(
 ) -> (Membership<'a>, bool) {
     let then = ctx.cluster.membership(vip, endpoint, decided);
     let may_be_wrong = matches!(then, Membership::NeverSeen { .. }) || then.unusable_since().is_some();
-    if may_be_wrong {
-        let soon = ctx.cluster.membership(vip, endpoint, decided.saturating_add(ctx.grace));
-        if soon.member().is_some_and(|member| member.conditions.may_serve()) {
-            return (soon, true);
-        }
+    let soon = decided.saturating_add(ctx.grace);
+    if may_be_wrong && ctx.cluster.standing(vip, endpoint, soon) == Standing::Serves {
+        return (ctx.cluster.membership(vip, endpoint, soon), true);
     }
     (then, false)
 }
@@ -399,13 +409,18 @@ impl Finding {
             RuleEffect::Drops => "drops",
             RuleEffect::Missing => return self,
         };
+        if !self.has_words() {
+            return self;
+        }
         let asked = case.vip.addr;
         let effects = case.ctx.node.effects(asked, case.vip.port.protocol, case.flow.orig.src.ip());
         let mut finding = self;
         for effect in effects.iter().filter(|effect| effect.rule == rule) {
             let chain = effect.chain.as_deref().unwrap_or("a rule");
-            let what = phrase!("{}: {chain} {verb} connections to {asked} ({})", effect.writer, case.name());
-            finding = finding.node(case.ctx.node.read_at(), what);
+            finding = finding.node(
+                case.ctx.node.read_at(),
+                format_args!("{}: {chain} {verb} connections to {asked} ({})", effect.writer, case.name()),
+            );
         }
         finding
     }

@@ -27,9 +27,9 @@ pub(super) fn table_full(case: &Case<'_>) -> Option<Finding> {
     // Each namespace counts its own entries; the node's are not those of a Pod.
     if case.is_elsewhere(netns) {
         return Some(
-            Finding::new(
+            case.finding(
                 Class::C16,
-                format!(
+                format_args!(
                     "the conntrack table of netns {} is full, which is not the node's: its new connections are dropped",
                     netns.0
                 ),
@@ -37,7 +37,7 @@ pub(super) fn table_full(case: &Case<'_>) -> Option<Finding> {
             .unobserved("the entries of that namespace: `viptrace check` counts them by namespace"),
         );
     }
-    let mut finding = Finding::new(
+    let mut finding = case.finding(
         Class::C16,
         "the conntrack table is full: new connections are dropped, established ones continue",
     );
@@ -50,7 +50,7 @@ pub(super) fn table_full(case: &Case<'_>) -> Option<Finding> {
             finding.against(
                 EvidenceType::Node,
                 case.ctx.node.read_at(),
-                format!("{use_of_table}, when it was read"),
+                format_args!("{use_of_table}, when it was read"),
             )
         } else {
             finding.node(case.ctx.node.read_at(), use_of_table)
@@ -82,20 +82,21 @@ pub(super) fn rerouted(case: &Case<'_>) -> Option<Finding> {
     if !masqueraded || !broke {
         return None;
     }
-    let finding = Finding::new(
-        Class::C34,
-        format!(
-            "the masqueraded connection to {} left by another interface: its conntrack entry was ended",
-            case.name()
-        ),
-    )
-    .confidence(Confidence::Medium)
-    .kernel(Some(dropped.occurrences.first), "its packet was dropped at once (nf_nat_inet_fn)");
+    let finding = case
+        .finding(
+            Class::C34,
+            format_args!(
+                "the masqueraded connection to {} left by another interface: its conntrack entry was ended",
+                case.name()
+            ),
+        )
+        .confidence(Confidence::Medium)
+        .kernel(Some(dropped.occurrences.first), "its packet was dropped at once (nf_nat_inet_fn)");
     let node = case.ctx.node;
     let device = case.endpoint.and_then(|endpoint| node.routes.as_ref()?.device_to(endpoint.ip()));
     Some(match device {
         Some(device) => finding
-            .node(node.read_at(), format!("packets to {} leave by {device} now", case.endpoint_name()))
+            .node(node.read_at(), format_args!("packets to {} leave by {device} now", case.endpoint_name()))
             .unobserved("the interface before: `ip monitor route` shows the change of the route"),
         None => finding
             .unobserved("the interfaces before and after: `ip monitor route` shows the change of the route"),
@@ -141,18 +142,19 @@ pub(super) fn insertion_failed(case: &Case<'_>) -> Option<Finding> {
     if !clash.is_seen() {
         return Some(chain_too_long(case));
     }
-    let finding = Finding::new(
-        if datagrams { Class::C17a } else { Class::C17 },
-        "the conntrack entry could not be inserted: another packet took its tuple first, and \
+    let finding = case
+        .finding(
+            if datagrams { Class::C17a } else { Class::C17 },
+            "the conntrack entry could not be inserted: another packet took its tuple first, and \
          this one was dropped",
-    )
-    .confidence(Confidence::Medium)
-    .unobserved("the insert_failed and clash_resolve counters over this moment: conntrack -S");
+        )
+        .confidence(Confidence::Medium)
+        .unobserved("the insert_failed and clash_resolve counters over this moment: conntrack -S");
     Some(if datagrams { finding.related(&[Class::C17]) } else { finding })
 }
 
 fn chain_too_long(case: &Case<'_>) -> Finding {
-    let finding = Finding::new(
+    let finding = case.finding(
         Class::C17,
         "the conntrack entry could not be inserted, and its packet was dropped: no other packet took its tuple, so its \
          hash chain is too long or the entry was being deleted",
@@ -180,12 +182,16 @@ pub(super) fn clash_resolved(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     let answered = case.flow.answer() == Answer::Seen;
-    let mut finding = Finding::new(
-        Class::N10,
-        format!("two datagrams to {} raced for one conntrack entry, and the kernel resolved it", case.name()),
-    )
-    .confidence(if answered { Confidence::High } else { Confidence::Medium })
-    .related(&[Class::C17a]);
+    let mut finding = case
+        .finding(
+            Class::N10,
+            format_args!(
+                "two datagrams to {} raced for one conntrack entry, and the kernel resolved it",
+                case.name()
+            ),
+        )
+        .confidence(if answered { Confidence::High } else { Confidence::Medium })
+        .related(&[Class::C17a]);
     if !answered {
         finding = finding.unobserved("whether both were answered");
     }

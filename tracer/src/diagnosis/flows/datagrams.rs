@@ -48,7 +48,8 @@ pub(super) fn sent(case: &Case<'_>) -> Finding {
         }
         Answer::Seen | Answer::Unknown => "an answer was not observed".to_owned(),
     };
-    let mut finding = Finding::new(Class::N20, format!("{to}; {what}"))
+    let mut finding = case
+        .finding(Class::N20, format_args!("{to}; {what}"))
         .confidence(Confidence::Low)
         .related(&[Class::C29])
         .unobserved("whether an answer is due: senders that expect none look the same");

@@ -44,22 +44,23 @@ pub(super) fn chose(case: &Case<'_>) -> Option<Finding> {
         (Class::C3, format!("kube-proxy's rules exist in both {} and {kept_names}", leftover.writer))
     };
     let chain = leftover.chain.as_deref().unwrap_or("a rule");
-    let mut finding = Finding::new(
-        class,
-        format!(
-            "{what}: the {} rules sent {} to {}, which is no longer an endpoint",
-            leftover.writer,
-            case.name(),
-            case.endpoint_name()
-        ),
-    )
-    .confidence(if of_other_mode { Confidence::High } else { Confidence::Medium })
-    .severity(if case.failed() { Severity::High } else { Severity::Medium })
-    .api(Some(since), format!("no EndpointSlice of {} lists {endpoint}", case.name()))
-    .node(
-        case.ctx.node.read_at(),
-        format!("{}: {chain} sends {} to {endpoint}", leftover.writer, case.vip.addr),
-    );
+    let mut finding = case
+        .finding(
+            class,
+            format_args!(
+                "{what}: the {} rules sent {} to {}, which is no longer an endpoint",
+                leftover.writer,
+                case.name(),
+                case.endpoint_name()
+            ),
+        )
+        .confidence(if of_other_mode { Confidence::High } else { Confidence::Medium })
+        .severity(if case.failed() { Severity::High } else { Severity::Medium })
+        .api(Some(since), format_args!("no EndpointSlice of {} lists {endpoint}", case.name()))
+        .node(
+            case.ctx.node.read_at(),
+            format_args!("{}: {chain} sends {} to {endpoint}", leftover.writer, case.vip.addr),
+        );
     if let Some(mode) = other_mode {
         let of_nftables = mode == ProxyMode::Nftables || leftover.writer == Writer::Nftables;
         finding = finding.cleaned_by_restart(of_nftables);
@@ -71,13 +72,13 @@ pub(super) fn chose(case: &Case<'_>) -> Option<Finding> {
             RuleEffect::Drops => "drops it",
             RuleEffect::Missing => "does not name it",
         };
-        finding = finding.node(case.ctx.node.read_at(), format!("{}: {verb}", effect.writer));
+        finding = finding.node(case.ctx.node.read_at(), format_args!("{}: {verb}", effect.writer));
     }
     if case.was_answered() {
         finding = finding.against(
             EvidenceType::Kernel,
             case.flow.client.established,
-            format!("the connection was answered: a host has the address {} now", endpoint.ip()),
+            format_args!("the connection was answered: a host has the address {} now", endpoint.ip()),
         );
     }
     Some(finding.unobserved("which rules translated this very connection: they were read after it"))

@@ -36,9 +36,9 @@ pub(super) fn itself(case: &Case<'_>) -> Finding {
             "the bridge port's hairpin mode, and whether a rule would masquerade the source",
         )
     };
-    Finding::new(
+    case.finding(
         Class::C31,
-        format!(
+        format_args!(
             "{} connected to {} and NAT chose the client itself: its packets do not return; {lacks}",
             case.endpoint_name(),
             case.name()

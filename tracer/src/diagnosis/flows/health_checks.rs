@@ -105,9 +105,9 @@ pub(super) fn judge(case: &Case<'_>) -> Option<Finding> {
             return None;
         }
         return Some(
-            Finding::new(
+            case.finding(
                 Class::N2,
-                format!("{client} checks {} every {every}, and sends nothing", case.name()),
+                format_args!("{client} checks {} every {every}, and sends nothing", case.name()),
             )
             .confidence(Confidence::Medium)
             .unobserved("whether it is a load balancer: its configuration shows the source and the period")
@@ -124,23 +124,24 @@ pub(super) fn judge(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     let port = case.vip.service.health_check_node_port;
-    let mut finding = Finding::new(
+    let mut finding = case.finding(
         Class::N2,
-        format!(
+        format_args!(
             "{client} checks {} every {every}: this node has no endpoint, so its packets are dropped and it sends \
              elsewhere",
             case.name()
         ),
     )
     .confidence(Confidence::Medium)
-    .api(None, format!("{} in the cluster, none of them on this node", case.usable_count()))
+    .api(None, format_args!("{} in the cluster, none of them on this node", case.usable_count()))
     .unobserved(
         "whether it is a load balancer or a client that retries (C21): the load balancer's configuration shows the source \
          and the period",
     )
     .related(&[Class::C21]);
     if let Some(port) = port {
-        finding = finding.api(None, format!("a load balancer can ask healthCheckNodePort {port} instead"));
+        finding =
+            finding.api(None, format_args!("a load balancer can ask healthCheckNodePort {port} instead"));
     }
     Some(finding)
 }

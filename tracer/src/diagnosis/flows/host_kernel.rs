@@ -15,9 +15,9 @@ pub(super) fn reverse_path(case: &Case<'_>) -> Option<Finding> {
     let drop = failed_drop(case, |drop| drop.is("IP_RPFILTER"))?;
     let which = if drop.stage == Stage::Reply { "answers" } else { "packets" };
     Some(
-        Finding::new(
+        case.finding(
             Class::C32,
-            format!("the reverse path filter drops {which} of connections to {}", case.name()),
+            format_args!("the reverse path filter drops {which} of connections to {}", case.name()),
         )
         .confidence(Confidence::High)
         .unobserved("the interface, and net.ipv4.conf.*.rp_filter: `viptrace check` reads them"),
@@ -33,14 +33,16 @@ pub(super) fn not_forwarded(case: &Case<'_>) -> Option<Finding> {
     let drop = failed_drop(case, |drop| drop.is("IP_INADDRERRORS") && drop.stage != Stage::Before)?;
     let family = if case.flow.orig.dst.is_ipv4() { "ipv4.ip_forward" } else { "ipv6.conf.all.forwarding" };
     Some(
-        Finding::new(
+        case.finding(
             Class::C32,
-            format!("this node does not forward packets of connections to {}", case.name()),
+            format_args!("this node does not forward packets of connections to {}", case.name()),
         )
         .confidence(if drop.opening { Confidence::High } else { Confidence::Medium })
         .first(action::FORWARD)
-        .fill("SETTING", format!("net.{family}"))
-        .unobserved(format!("the setting: `sysctl net.{family}`, and the incoming interface's forwarding")),
+        .fill("SETTING", format_args!("net.{family}"))
+        .unobserved(format_args!(
+            "the setting: `sysctl net.{family}`, and the incoming interface's forwarding"
+        )),
     )
 }
 
@@ -60,12 +62,16 @@ pub(super) fn too_big(case: &Case<'_>) -> Option<Finding> {
     if dropped.is_none() && told.is_none() {
         return None;
     }
-    let mut finding = Finding::new(
-        Class::C33,
-        format!("packets of the connection to {} are larger than a link on the path carries", case.name()),
-    )
-    .confidence(if dropped.is_some() { Confidence::High } else { Confidence::Medium })
-    .unobserved("the path's MTU");
+    let mut finding = case
+        .finding(
+            Class::C33,
+            format_args!(
+                "packets of the connection to {} are larger than a link on the path carries",
+                case.name()
+            ),
+        )
+        .confidence(if dropped.is_some() { Confidence::High } else { Confidence::Medium })
+        .unobserved("the path's MTU");
     if dropped.is_none() {
         finding = finding.against(
             EvidenceType::Kernel,
@@ -101,9 +107,9 @@ pub(super) fn only_large_ones(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     Some(
-        Finding::new(
+        case.finding(
             Class::C33,
-            format!(
+            format_args!(
                 "the {who}'s segments of {} bytes in the connection to {} are never acknowledged, although other data was \
                  exchanged",
                 stuck.bytes,

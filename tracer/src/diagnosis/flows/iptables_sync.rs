@@ -2,6 +2,8 @@
 //!
 //! Named after the domain; applies to every proxy mode.
 
+use std::fmt;
+
 use super::{Case, Finding, ipvs, text::length};
 use crate::{
     class::{Class, Confidence, Severity, action},
@@ -27,7 +29,7 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
     if case.within_grace(usable.since) {
         return Some(lag(
             case,
-            &format!(
+            format_args!(
                 "the rules still refuse {}, which has had endpoints for {}",
                 case.name(),
                 length(case.age(usable.since))
@@ -35,9 +37,9 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
         ));
     }
     Some(
-        Finding::new(
+        case.finding(
             Class::C4,
-            format!(
+            format_args!(
                 "the rules refuse {} although it has {}: kube-proxy's sync fails",
                 case.name(),
                 case.usable_count()
@@ -83,12 +85,14 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
     let usable = case.usable().filter(|usable| usable.count > 0)?;
     let rule = node.rule(case.vip.addr, case.vip.port.protocol);
     if case.within_grace(usable.since) {
-        let what = format!(
-            "no rule translates {} yet: it has had endpoints for {}",
-            case.name(),
-            length(case.age(usable.since))
-        );
-        return Some(lag(case, &what));
+        return Some(lag(
+            case,
+            format_args!(
+                "no rule translates {} yet: it has had endpoints for {}",
+                case.name(),
+                length(case.age(usable.since))
+            ),
+        ));
     }
     if let Some(dataplane) = case.other_dataplane() {
         return Some(out_of_scope(case, dataplane));
@@ -119,19 +123,26 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
         return older;
     }
     let confidence = if rule == Some(RuleEffect::Missing) { Confidence::High } else { Confidence::Medium };
-    let mut finding = Finding::new(
-        Class::C5,
-        format!("no rule on this node translates {}, although it has {}", case.name(), case.usable_count()),
-    )
-    .confidence(confidence)
-    .api(Some(usable.since), case.usable_evidence())
-    .related(&[Class::C4]);
+    let mut finding = case
+        .finding(
+            Class::C5,
+            format_args!(
+                "no rule on this node translates {}, although it has {}",
+                case.name(),
+                case.usable_count()
+            ),
+        )
+        .confidence(confidence)
+        .api(Some(usable.since), case.usable_evidence())
+        .related(&[Class::C4]);
     finding = match rule {
-        Some(RuleEffect::Missing) => finding.node(node.read_at(), format!("no rule names {}", case.vip.addr)),
+        Some(RuleEffect::Missing) => {
+            finding.node(node.read_at(), format_args!("no rule names {}", case.vip.addr))
+        }
         Some(RuleEffect::Forwards) => finding.against(
             EvidenceType::Node,
             node.read_at(),
-            format!(
+            format_args!(
                 "a rule translated {} when the node was read, and not a connection after that",
                 case.vip.addr
             ),
@@ -139,9 +150,9 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
         Some(RuleEffect::Refuses | RuleEffect::Drops) => finding.against(
             EvidenceType::Node,
             node.read_at(),
-            format!("a rule for {} existed when the node was read: it refuses or drops", case.vip.addr),
+            format_args!("a rule for {} existed when the node was read: it refuses or drops", case.vip.addr),
         ),
-        _ => finding.unobserved(format!("whether a rule for {} exists now", case.vip.addr)),
+        _ => finding.unobserved(format_args!("whether a rule for {} exists now", case.vip.addr)),
     };
     Some(lowered(case, finding))
 }
@@ -162,9 +173,9 @@ fn lowered(case: &Case<'_>, mut finding: Finding) -> Finding {
 
 /// Another program serves Services here and bypasses netfilter: a missing translation proves nothing.
 fn out_of_scope(case: &Case<'_>, dataplane: Dataplane) -> Finding {
-    Finding::new(
+    case.finding(
         Class::Unknown,
-        format!(
+        format_args!(
             "{} was not served, and on this node {dataplane} may serve Services, not kube-proxy",
             case.name()
         ),
@@ -172,9 +183,9 @@ fn out_of_scope(case: &Case<'_>, dataplane: Dataplane) -> Finding {
     .confidence(Confidence::Low)
     .node(
         case.ctx.node.read_at(),
-        format!("interfaces of {dataplane}, and no kube-proxy with rules in force"),
+        format_args!("interfaces of {dataplane}, and no kube-proxy with rules in force"),
     )
-    .unobserved(format!("what {dataplane} decided: it does not use the hooks that viptrace watches"))
+    .unobserved(format_args!("what {dataplane} decided: it does not use the hooks that viptrace watches"))
     .now(&[action::READ_OTHER_DATAPLANE])
     .later(&[])
     .fill("DATAPLANE", dataplane.as_str())
@@ -196,19 +207,20 @@ fn rules_were_written(case: &Case<'_>) -> Option<(Timestamp, &'static str)> {
 /// in the other modes at its next full sync.
 fn removed(case: &Case<'_>, usable: Usable, (written, how): (Timestamp, &'static str)) -> Finding {
     let node = case.ctx.node;
-    let mut finding = Finding::new(
-        Class::C5e,
-        format!(
-            "another program removed the rules of kube-proxy, which runs: {} is not translated",
-            case.name()
-        ),
-    )
-    .confidence(if case.decision.is_some() { Confidence::High } else { Confidence::Medium })
-    .api(Some(usable.since), case.usable_evidence())
-    .node(node.read_at(), "no rules of kube-proxy in the kernel, and a running kube-proxy")
-    .node(Some(written), how)
-    .unobserved("which program removed them")
-    .related(&[Class::C1]);
+    let mut finding = case
+        .finding(
+            Class::C5e,
+            format_args!(
+                "another program removed the rules of kube-proxy, which runs: {} is not translated",
+                case.name()
+            ),
+        )
+        .confidence(if case.decision.is_some() { Confidence::High } else { Confidence::Medium })
+        .api(Some(usable.since), case.usable_evidence())
+        .node(node.read_at(), "no rules of kube-proxy in the kernel, and a running kube-proxy")
+        .node(Some(written), how)
+        .unobserved("which program removed them")
+        .related(&[Class::C1]);
     if case.decision.is_none() {
         finding = untracked(finding);
     }
@@ -237,7 +249,8 @@ fn no_proxy(case: &Case<'_>, usable: Usable, rule: Option<RuleEffect>, elsewhere
         _ => "this node no longer translates any Service",
     };
     let certain = !stands && (running == Some(false) || rules == Presence::Absent) && case.decision.is_some();
-    let mut finding = Finding::new(Class::C1, format!("{detail}: {} is not translated", case.name()))
+    let mut finding = case
+        .finding(Class::C1, format_args!("{detail}: {} is not translated", case.name()))
         .confidence(if certain { Confidence::High } else { Confidence::Medium })
         .api(Some(usable.since), case.usable_evidence())
         .related(&[Class::C5e]);
@@ -266,7 +279,7 @@ fn no_proxy(case: &Case<'_>, usable: Usable, rule: Option<RuleEffect>, elsewhere
         finding = finding.against(
             EvidenceType::Node,
             case.ctx.node.read_at(),
-            format!(
+            format_args!(
                 "a rule translates {} now: the connection may only be older than the rule (C5b)",
                 case.vip.addr
             ),
@@ -297,16 +310,17 @@ fn before_the_rule(case: &Case<'_>) -> Option<Finding> {
     if read.is_some_and(|read| translations.untranslated_after(vip, read).is_some()) {
         return None;
     }
-    let finding = Finding::new(
-        Class::C5b,
-        format!(
-            "the connection is older than the rule for {}: it stays untranslated, new ones work",
-            case.name()
-        ),
-    )
-    .node(read, format!("a rule translates {vip} now"));
+    let finding = case
+        .finding(
+            Class::C5b,
+            format_args!(
+                "the connection is older than the rule for {}: it stays untranslated, new ones work",
+                case.name()
+            ),
+        )
+        .node(read, format_args!("a rule translates {vip} now"));
     Some(match translations.translated_after(vip, case.decided) {
-        Some(time) => finding.kernel(Some(time), format!("a later connection to {vip} was translated")),
+        Some(time) => finding.kernel(Some(time), format_args!("a later connection to {vip} was translated")),
         None => finding
             .confidence(Confidence::Medium)
             .unobserved("a new connection: the rule was read after this one, and should translate it"),
@@ -314,8 +328,9 @@ fn before_the_rule(case: &Case<'_>) -> Option<Finding> {
 }
 
 /// C5 within the grace: resolves itself.
-pub(super) fn lag(case: &Case<'_>, what: &str) -> Finding {
-    let mut finding = Finding::new(Class::C5, format!("{what}: kube-proxy has not caught up"))
+pub(super) fn lag(case: &Case<'_>, what: fmt::Arguments<'_>) -> Finding {
+    let mut finding = case
+        .finding(Class::C5, format_args!("{what}: kube-proxy has not caught up"))
         .confidence(Confidence::Medium)
         .severity(Severity::Low)
         .unobserved("kube-proxy's network programming latency")

@@ -38,7 +38,7 @@ pub(super) fn no_destination(case: &Case<'_>) -> Option<Finding> {
     if let Some(usable) = usable.filter(|usable| case.within_grace(usable.since)) {
         return Some(lag(
             case,
-            &format!(
+            format_args!(
                 "IPVS has no real server for {}, which has had endpoints for {}",
                 case.name(),
                 length(case.age(usable.since))
@@ -57,7 +57,8 @@ pub(super) fn no_destination(case: &Case<'_>) -> Option<Finding> {
         ),
         None => format!("IPVS has no real server for {}", case.name()),
     };
-    let mut finding = Finding::new(Class::C12, detail)
+    let mut finding = case
+        .finding(Class::C12, detail)
         .domain(domain)
         .confidence(confidence)
         .fill("SERVICE_OPTION", option(case))
@@ -83,7 +84,7 @@ pub(super) fn unusable(case: &Case<'_>, usable: Usable) -> Option<Finding> {
     }
     let ip = case.vip.addr.ip();
     let finding = |detail: String| {
-        Finding::new(Class::C11, detail).api(Some(usable.since), case.usable_evidence()).related(&[Class::C1])
+        case.finding(Class::C11, detail).api(Some(usable.since), case.usable_evidence()).related(&[Class::C1])
     };
     if node.listings.ipvs == Listing::NotInKernel {
         let detail = format!(
@@ -98,10 +99,10 @@ pub(super) fn unusable(case: &Case<'_>, usable: Usable) -> Option<Finding> {
     }
     let detail = format!("no interface has the address {ip} of {}: IPVS never sees its packets", case.name());
     Some(
-        finding(detail)
-            .severity(Severity::High)
-            .now(&[action::RESTORE_DEVICE])
-            .node(node.read_at(), format!("a virtual server {} and no local address {ip}", case.vip.addr)),
+        finding(detail).severity(Severity::High).now(&[action::RESTORE_DEVICE]).node(
+            node.read_at(),
+            format_args!("a virtual server {} and no local address {ip}", case.vip.addr),
+        ),
     )
 }
 
@@ -109,11 +110,11 @@ pub(super) fn unusable(case: &Case<'_>, usable: Usable) -> Option<Finding> {
 /// virtual server has no real server.
 fn no_local_real_server(case: &Case<'_>) -> Finding {
     let (class, policy) = local_policy(case);
-    Finding::new(
+    case.finding(
         class,
-        format!("{policy} is Local and {} has no endpoint on this node: IPVS refuses", case.name()),
+        format_args!("{policy} is Local and {} has no endpoint on this node: IPVS refuses", case.name()),
     )
-    .api(None, format!("{} in the cluster, none of them on this node", case.usable_count()))
+    .api(None, format_args!("{} in the cluster, none of them on this node", case.usable_count()))
     .related(&[Class::C12])
 }
 
@@ -132,9 +133,9 @@ pub(super) fn not_scheduled(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     Some(
-        Finding::new(
+        case.finding(
             Class::C12,
-            format!("IPVS created no entry for {} and dropped the packet silently", case.name()),
+            format_args!("IPVS created no entry for {} and dropped the packet silently", case.name()),
         )
         .confidence(Confidence::Low)
         .domain(Domain::HostKernel)
@@ -178,40 +179,42 @@ pub(super) fn dead_destination(case: &Case<'_>) -> Option<Finding> {
         "IPVS drops its packets silently"
     };
     let setting = case.ctx.node.ipvs_settings.and_then(|settings| settings.expire_nodest_conn);
-    let mut finding = Finding::new(
-        Class::C13,
-        format!(
-            "{} was removed from the virtual server of {} under an established connection: {how}",
-            case.endpoint_name(),
-            case.name()
-        ),
-    )
-    .confidence(if expired.is_some() || setting == Some(ends) {
-        Confidence::High
-    } else {
-        Confidence::Medium
-    })
-    .severity(if ends { Severity::Low } else { Severity::Medium });
+    let mut finding = case
+        .finding(
+            Class::C13,
+            format_args!(
+                "{} was removed from the virtual server of {} under an established connection: {how}",
+                case.endpoint_name(),
+                case.name()
+            ),
+        )
+        .confidence(if expired.is_some() || setting == Some(ends) {
+            Confidence::High
+        } else {
+            Confidence::Medium
+        })
+        .severity(if ends { Severity::Low } else { Severity::Medium });
     if !ends {
         let both = [action::RECONNECT_FROM_ANOTHER_PORT, action::SET_EXPIRE_NODEST];
         finding = finding.now(if setting == Some(true) { &both[..1] } else { &both });
     }
     finding = match gone_since {
-        Some(at) => finding
-            .api(Some(at), format!("{} left the usable endpoints of {}", case.endpoint_name(), case.name())),
+        Some(at) => finding.api(
+            Some(at),
+            format_args!("{} left the usable endpoints of {}", case.endpoint_name(), case.name()),
+        ),
         None => finding.against(
             EvidenceType::Api,
             None,
-            format!(
+            format_args!(
                 "{endpoint} was listed at that moment: kube-proxy, or a person, removed it \
                  all the same"
             ),
         ),
     };
     finding = match setting {
-        Some(set) => {
-            finding.node(case.ctx.node.read_at(), format!("net.ipv4.vs.expire_nodest_conn={}", u8::from(set)))
-        }
+        Some(set) => finding
+            .node(case.ctx.node.read_at(), format_args!("net.ipv4.vs.expire_nodest_conn={}", u8::from(set))),
         None => finding.unobserved("net.ipv4.vs.expire_nodest_conn"),
     };
     Some(finding)
@@ -237,9 +240,9 @@ pub(super) fn pinned(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     Some(
-        Finding::new(
+        case.finding(
             Class::C24,
-            format!(
+            format_args!(
                 "session affinity keeps this client at {}, which left {} {} before",
                 case.endpoint_name(),
                 case.name(),
@@ -249,11 +252,14 @@ pub(super) fn pinned(case: &Case<'_>) -> Option<Finding> {
         .confidence(Confidence::Medium)
         .api(
             Some(gone_since),
-            format!("{endpoint} left the usable endpoints; the affinity lasts {}", length(affinity)),
+            format_args!("{endpoint} left the usable endpoints; the affinity lasts {}", length(affinity)),
         )
         .node(
             node.read_at(),
-            format!("the virtual server sends to {}, and not to it", count(servers.len(), "other server")),
+            format_args!(
+                "the virtual server sends to {}, and not to it",
+                count(servers.len(), "other server")
+            ),
         )
         .unobserved("net.ipv4.vs.expire_quiescent_template, and the template: `ipvsadm -Lcn`")
         .related(&[Class::C6]),
@@ -278,23 +284,28 @@ pub(super) fn entry_expired(case: &Case<'_>) -> Option<Finding> {
     let ended = case.flow.deleted.map(|ended| ended.time).filter(|ended| *ended <= time);
     let established = case.flow.client.established.or(case.flow.server.established);
     let known_to_end = trouble.picked_up.is_some() || ended.is_some();
-    let mut finding = Finding::new(
-        Class::C15,
-        format!(
-            "IPVS no longer had an entry for an established connection to {}: the node itself \
+    let mut finding = case
+        .finding(
+            Class::C15,
+            format_args!(
+                "IPVS no longer had an entry for an established connection to {}: the node itself \
              reset it",
-            case.name()
-        ),
-    )
-    .confidence(if known_to_end && case.endpoint.is_some() { Confidence::High } else { Confidence::Medium })
-    .unobserved(
-        "whether the entry timed out, or was removed (ipvsadm -C, kube-proxy --cleanup): \
+                case.name()
+            ),
+        )
+        .confidence(if known_to_end && case.endpoint.is_some() {
+            Confidence::High
+        } else {
+            Confidence::Medium
+        })
+        .unobserved(
+            "whether the entry timed out, or was removed (ipvsadm -C, kube-proxy --cleanup): \
          ipvsadm -l --timeout",
-    );
+        );
     if let Some(ended) = ended {
         finding = finding.node(
             Some(ended),
-            format!(
+            format_args!(
                 "its conntrack entry ended {} before the packet that was reset",
                 length(time.since(ended))
             ),
@@ -304,7 +315,7 @@ pub(super) fn entry_expired(case: &Case<'_>) -> Option<Finding> {
         Some(established) => {
             finding = finding.node(
                 Some(time),
-                format!(
+                format_args!(
                     "it had been established for {}, which it was idle at most",
                     length(time.since(established))
                 ),
@@ -347,7 +358,7 @@ pub(super) fn reply_elsewhere(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     let (class, policy) = local_policy(case);
-    let mut finding = Finding::new(class, format!(
+    let mut finding = case.finding(class, format_args!(
             "{policy} is Local and {} has no endpoint on this node: IPVS sends to {} on node {node}, whose reply the \
              client does not know",
             case.name(),
@@ -355,7 +366,7 @@ pub(super) fn reply_elsewhere(case: &Case<'_>) -> Option<Finding> {
         ),
     )
     .confidence(if case.outcome == Outcome::Pending { Confidence::Medium } else { Confidence::High })
-    .api(None, format!("the endpoint runs on node {}, the traffic arrived at {}", word(node), word(here)));
+    .api(None, format_args!("the endpoint runs on node {}, the traffic arrived at {}", word(node), word(here)));
     if case.outcome == Outcome::Pending {
         finding = finding.unobserved("whether the client got an answer: none passed this node");
     }

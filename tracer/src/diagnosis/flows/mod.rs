@@ -31,13 +31,14 @@ mod translations;
 use std::time::Duration;
 
 use case::{Case, Choice};
+use record::Ruling;
 
-use super::finding::{Finding, rules_of_endpoint};
+use super::finding::{Finding, Say, Words};
 
 pub use self::translations::{OtherFlows, Translations};
 pub(crate) use self::{record::service_ref, stale_endpoints::cause_behind};
 use crate::{
-    class::{Class, Confidence},
+    class::{Class, Confidence, Severity},
     cluster::{Address, History, Key, Membership, Standing, Via},
     flow::{Flow, Outcome},
     net::Netns,
@@ -45,7 +46,7 @@ use crate::{
     sighting::Hook,
     text,
     time::Timestamp,
-    verdict::Verdict,
+    verdict::{Verdict, VerdictKey},
 };
 
 /// A part of a trace in which a hook was not attached.
@@ -88,6 +89,14 @@ pub struct Context<'a> {
     pub now: Timestamp,
     /// Seconds since the API server last sent data; `None` without metadata.
     pub metadata_age: Option<f64>,
+    /// Whether findings have sentences.
+    pub words: Words,
+}
+
+impl Context<'_> {
+    fn finding(&self, class: Class, detail: impl Say) -> Finding {
+        Finding::in_words(self.words, class, detail)
+    }
 }
 
 impl std::fmt::Debug for Context<'_> {
@@ -226,6 +235,21 @@ pub struct Lasting {
     pub via: Via,
 }
 
+/// The part of a verdict that distinguishes the causes of flows.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Outline {
+    pub key: VerdictKey,
+    pub confidence: Confidence,
+    pub severity: Severity,
+}
+
+impl Outline {
+    /// That of a verdict with words.
+    pub fn of(verdict: &Verdict) -> Self {
+        Self { key: verdict.key(), confidence: verdict.confidence, severity: verdict.severity }
+    }
+}
+
 /// Whether no evidence speaks against this flow's health, except that its endpoint can be the wrong one.
 ///
 /// For a flow with an endpoint and without failures, no rule queries anything but the endpoint: neither the node's
@@ -268,23 +292,39 @@ pub fn judge_without(
     judge_by(flow, ctx, omits).map(|judgement| judgement.verdict)
 }
 
+/// As [`judge`], without a word: what distinguishes the causes of flows. Of a failed flow it costs a fifth.
+pub fn outline(flow: &Flow, ctx: &Context<'_>) -> Option<Outline> {
+    let ctx = Context { words: Words::Omitted, ..*ctx };
+    Some(rule(flow, &ctx, &|_, _| false)?.outline())
+}
+
 fn judge_by(flow: &Flow, ctx: &Context<'_>, omits: &impl Fn(&str, Class) -> bool) -> Option<Judgement> {
-    let alone = |verdict| Some(Judgement { verdict, lasting: None });
+    let ruling = rule(flow, ctx, omits)?;
+    let lasting = ruling.lasting();
+    Some(Judgement { verdict: ruling.verdict(), lasting })
+}
+
+/// The finding of the first rule that applies, and what it is about.
+fn rule<'a>(
+    flow: &'a Flow,
+    ctx: &'a Context<'a>,
+    omits: &impl Fn(&str, Class) -> bool,
+) -> Option<Ruling<'a>> {
     let vip = match case::address(flow, ctx) {
         Address::Vip(vip) => vip,
         Address::UnknownPort(service) => {
             let finding = service_config::unknown_port(flow, ctx, &service.key);
             let finding = UNKNOWN_PORT.admit(finding, omits)?;
-            return alone(record::without_port(flow, ctx, finding, &service.key));
+            return Some(Ruling::without_port(flow, ctx, finding, &service.key));
         }
         Address::Gone { service, since } => {
             let finding = GONE.admit(service_config::gone(flow, ctx, &service.key, since), omits)?;
-            return alone(record::without_port(flow, ctx, finding, &service.key));
+            return Some(Ruling::without_port(flow, ctx, finding, &service.key));
         }
         Address::Other => {
             let unallocated = || UNALLOCATED.admit(service_config::unallocated(flow, ctx), omits);
             let finding = PROBE.admit(probes::probe(flow, ctx), omits).or_else(unallocated)?;
-            return alone(record::without_service(flow, ctx, finding));
+            return Some(Ruling::without_service(flow, ctx, finding));
         }
     };
     let mut case = Case::new(flow, ctx, vip);
@@ -303,16 +343,11 @@ fn judge_by(flow: &Flow, ctx: &Context<'_>, omits: &impl Fn(&str, Class) -> bool
             (case, finding) = (attempt, stale);
         }
     }
-    let finding = service_config::with_affinity(&case, service_config::with_hints(&case, finding));
-    let finding = notes::with_skew(&case, notes::with_names(&case, finding));
-    let lasts = finding.class == Class::Ok
-        && finding.against.is_empty()
-        && case.endpoint.is_some()
-        && !case.is_ahead
-        && (case.is_ready() || case.membership == Some(Membership::Unknown))
-        && is_plain(flow);
-    let lasting = lasts.then(|| Lasting { service: vip.service.key.clone(), via: vip.via });
-    Some(Judgement { verdict: record::of(&case, finding), lasting })
+    if finding.has_words() {
+        finding = service_config::with_affinity(&case, service_config::with_hints(&case, finding));
+        finding = notes::with_skew(&case, notes::with_names(&case, finding));
+    }
+    Some(Ruling::of(case, finding))
 }
 
 /// Until when the cluster's metadata can still clear a [wrong endpoint](is_endpoint_wrong).
@@ -365,7 +400,7 @@ fn unexplained(case: &Case<'_>) -> Finding {
         Outcome::Established | Outcome::Closed => "nothing broke",
     };
     let mut finding =
-        Finding::new(Class::Unknown, format!("{what}; no rule explains it")).confidence(Confidence::Low);
+        case.finding(Class::Unknown, format_args!("{what}; no rule explains it")).confidence(Confidence::Low);
     if case.decision.is_none() {
         finding = finding.unobserved(
             "NAT's decision: it was taken before the trace began, in another \
@@ -373,7 +408,7 @@ fn unexplained(case: &Case<'_>) -> Finding {
         );
     }
     if let Some(node) = case.other_nodes_port() {
-        finding = finding.unobserved(format!(
+        finding = finding.unobserved(format_args!(
             "the decision of kube-proxy on node {node}: the client used its node port, which this node \
              does not translate"
         ));

@@ -48,40 +48,43 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
         case.trouble().and_then(|trouble| trouble.icmp_errors.iter().find(|error| error.about_request));
     let what = match (case.outcome, dropped.as_deref()) {
         (Outcome::Pending, _) => {
-            format!("did not answer within {}", length(unanswered.unwrap_or_default()))
+            case.said(format_args!("did not answer within {}", length(unanswered.unwrap_or_default())))
         }
         (Outcome::Unreachable, None) if reported.is_some() => {
             let who = reported.and_then(|error| error.from).map_or("a host".to_owned(), |ip| ip.to_string());
-            format!("cannot be reached: {who} reported it by ICMP")
+            case.said(format_args!("cannot be reached: {who} reported it by ICMP"))
         }
         (Outcome::Unreachable, Some(reason)) => {
-            format!("cannot be reached: no route to the next hop ({reason})")
+            case.said(format_args!("cannot be reached: no route to the next hop ({reason})"))
         }
-        (Outcome::Dropped, Some(reason)) => format!("was not reached: packets were dropped ({reason})"),
-        (Outcome::Silent, _) => "answered and then fell silent".to_owned(),
-        _ => "does not answer".to_owned(),
+        (Outcome::Dropped, Some(reason)) => {
+            case.said(format_args!("was not reached: packets were dropped ({reason})"))
+        }
+        (Outcome::Silent, _) => "answered and then fell silent".into(),
+        _ => "does not answer".into(),
     };
-    let mut finding = Finding::new(Class::C29, format!("{} of {} {what}", case.endpoint_name(), case.name()))
+    let mut finding = case
+        .finding(Class::C29, format_args!("{} of {} {what}", case.endpoint_name(), case.name()))
         .confidence(if case.outcome == Outcome::Unreachable { Confidence::High } else { Confidence::Medium })
         .severity(if case.outcome == Outcome::Silent { Severity::Low } else { Severity::Medium })
-        .api(None, format!("{endpoint} is an endpoint of {}", case.name()));
+        .api(None, format_args!("{endpoint} is an endpoint of {}", case.name()));
     if !is_shown {
         finding = finding.if_nothing_was_lost();
     }
     let is_ready = |name: &str| cluster.node(name, case.decided).and_then(|node| node.ready);
     match node {
         Some(name) if is_ready(name) == Some(false) => {
-            finding = finding.api(None, format!("the endpoint's node {name} is not Ready"));
+            finding = finding.api(None, format_args!("the endpoint's node {name} is not Ready"));
             finding = finding.first(action::DESCRIBE_ENDPOINT_NODE).fill("ENDPOINT_NODE", word(name));
         }
         // A packet that this node dropped reached no other one.
         Some(_) if !local && dropped.is_some() => {}
         Some(name) if !local => {
-            finding =
-                finding.unobserved(format!("whether the packet reached node {name}: a trace there shows it"));
+            finding = finding
+                .unobserved(format_args!("whether the packet reached node {name}: a trace there shows it"));
         }
         Some(_) if case.outcome != Outcome::Unreachable => {
-            finding = finding.unobserved(format!(
+            finding = finding.unobserved(format_args!(
                 "whether the Pod received it and did not answer: a connection from the same client to {endpoint} decides"
             ));
         }
@@ -112,7 +115,7 @@ fn with_size(case: &Case<'_>, finding: Finding) -> Finding {
     };
     let finding = finding
         .against(EvidenceType::Kernel, None, seen)
-        .unobserved(format!("{unseen}: `ping -M do -s 1422` from the client decides"))
+        .unobserved(format_args!("{unseen}: `ping -M do -s 1422` from the client decides"))
         .related(&[Class::C33]);
     let mtus: Vec<String> =
         case.ctx.node.mtus.iter().take(MAX_LINKS).map(|(name, mtu)| format!("{name} {mtu}")).collect();
@@ -121,7 +124,7 @@ fn with_size(case: &Case<'_>, finding: Finding) -> Finding {
     }
     finding.node(
         case.ctx.node.read_at(),
-        format!("MTUs of this node's interfaces, in bytes: {}", mtus.join(", ")),
+        format_args!("MTUs of this node's interfaces, in bytes: {}", mtus.join(", ")),
     )
 }
 
@@ -163,9 +166,9 @@ pub(super) fn prohibited_there(case: &Case<'_>) -> Option<Finding> {
     let node = reported.from.and_then(|ip| case.ctx.cluster.node_by_ip(ip, case.decided));
     let who = node.map_or_else(|| who.clone(), |node| format!("node {} ({who})", node.key));
     Some(
-        Finding::new(
+        case.finding(
             Class::C30,
-            format!("a rule of {who} refuses packets to {} of {}", case.endpoint_name(), case.name()),
+            format_args!("a rule of {who} refuses packets to {} of {}", case.endpoint_name(), case.name()),
         )
         .confidence(Confidence::High)
         .unobserved("which rule it is: it is on another host")

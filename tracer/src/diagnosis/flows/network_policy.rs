@@ -83,9 +83,12 @@ pub(super) fn dropped(case: &Case<'_>) -> Option<Finding> {
         .find_map(|drop| PROGRAMS.iter().find(|(reason, _)| drop.is(reason)).map(|(_, program)| *program));
     if let Some(program) = by_program {
         return Some(
-            Finding::new(Class::C30, format!("{program} drops packets of connections to {}", case.name()))
-                .confidence(Confidence::High)
-                .unobserved("which program it is: `bpftool net show`, `bpftool cgroup tree`"),
+            case.finding(
+                Class::C30,
+                format_args!("{program} drops packets of connections to {}", case.name()),
+            )
+            .confidence(Confidence::High)
+            .unobserved("which program it is: `bpftool net show`, `bpftool cgroup tree`"),
         );
     }
     let drop = case.rule_drop().filter(|drop| drop.opening)?;
@@ -227,7 +230,7 @@ impl Packet {
         let what = only.map_or_else(|| what.to_owned(), |only| format!("{what}: {}", only.name));
         let is_sure = only.is_some() && later <= SAME_MOMENT;
         let confidence = if is_sure { Confidence::High } else { Confidence::Medium };
-        let mut finding = Finding::new(Class::C30, what).confidence(confidence);
+        let mut finding = case.finding(Class::C30, what).confidence(confidence);
         if self.fate == Fate::Dropped && only.is_none() {
             // An entry that could not be inserted drops its packet with the same reason (C17).
             finding = finding.if_nothing_was_lost();
@@ -245,13 +248,13 @@ impl Packet {
             let rule = if text.is_empty() { String::new() } else { format!(": `{text}`") };
             let condition =
                 depends_on.as_ref().map(|why| format!("; it depends on whether {why}")).unwrap_or_default();
-            finding.node(node.rules_time, format!("{name} {verb} this packet{rule}{condition}"))
+            finding.node(node.rules_time, format_args!("{name} {verb} this packet{rule}{condition}"))
         });
         if stops.more > 0 {
-            finding = finding.unobserved(format!("{} further rules that can stop it", stops.more));
+            finding = finding.unobserved(format_args!("{} further rules that can stop it", stops.more));
         }
         if stops.by.is_empty() {
-            finding = finding.unobserved(format!(
+            finding = finding.unobserved(format_args!(
                 "which rule it is: no rule that was read on this node {verb} this packet. A rule that was removed since, a \
                  rule of a bridge or netdev table, or an eBPF program at a netfilter hook can"
             ));
@@ -262,11 +265,12 @@ impl Packet {
         }
         let unread = unread(case);
         if only.is_none() && !unread.is_empty() {
-            finding = finding.unobserved(format!("rules that were not read: {}", unread.join(", ")));
+            finding = finding.unobserved(format_args!("rules that were not read: {}", unread.join(", ")));
         }
         if later > SAME_MOMENT {
             let later = length(later);
-            finding = finding.unobserved(format!("whether the rules changed: they were read {later} later"));
+            finding =
+                finding.unobserved(format_args!("whether the rules changed: they were read {later} later"));
         }
         finding
     }

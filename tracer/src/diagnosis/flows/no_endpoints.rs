@@ -1,12 +1,13 @@
 //! C20: the Service has no endpoint to send to; N19 if its workload was scaled to zero.
 
+use std::fmt;
+
 use super::{Case, Finding};
 use crate::{
     class::{Class, Confidence},
     cluster::NoEndpointsReason,
     flow::{RefusalKind, Stage},
     node::RuleEffect,
-    text::phrase,
 };
 
 /// Mechanism: kube-proxy writes a rule that rejects (ICMP port unreachable) for a Service port without usable
@@ -59,29 +60,31 @@ pub(super) fn unanswered(case: &Case<'_>) -> Option<Finding> {
 fn finding(case: &Case<'_>, confidence: Confidence) -> Finding {
     let reason = case.ctx.cluster.why_no_endpoints(&case.vip, case.decided);
     let since = case.usable().map(|usable| usable.since);
-    let nothing = phrase!("no usable endpoint for {} at that moment", case.name());
+    let nothing = case.said(format_args!("no usable endpoint for {} at that moment", case.name()));
     if let Some(NoEndpointsReason::ScaledToZero { last_endpoint }) = reason.as_deref() {
-        return Finding::new(
-            Class::N19,
-            phrase!(
-                "{} has no Pods: its workload was scaled to zero or deleted, and the rules refuse",
-                case.name()
-            ),
-        )
-        .confidence(confidence.min(Confidence::Medium))
-        .api(since, nothing)
-        .api(Some(*last_endpoint), "the last endpoint left, and no Pod matches the selector any more")
-        .unobserved("whether that is intended: the replicas of its Deployment or StatefulSet decide")
-        .related(&[Class::C20])
-        .with_effect(case, RuleEffect::Refuses);
+        return case
+            .finding(
+                Class::N19,
+                format_args!(
+                    "{} has no Pods: its workload was scaled to zero or deleted, and the rules refuse",
+                    case.name()
+                ),
+            )
+            .confidence(confidence.min(Confidence::Medium))
+            .api(since, nothing)
+            .api(Some(*last_endpoint), "the last endpoint left, and no Pod matches the selector any more")
+            .unobserved("whether that is intended: the replicas of its Deployment or StatefulSet decide")
+            .related(&[Class::C20])
+            .with_effect(case, RuleEffect::Refuses);
     }
-    let detail = reason.as_ref().map_or_else(
-        || phrase!("{} has no usable endpoint", case.name()),
-        |reason| phrase!("{} has no usable endpoint: {reason}", case.name()),
-    );
-    let mut finding = Finding::new(Class::C20, detail).confidence(confidence).api(since, nothing);
-    match reason {
-        Some(reason) => finding = finding.api(None, reason.to_string()),
+    let because = fmt::from_fn(|f| match &reason {
+        Some(reason) => write!(f, ": {reason}"),
+        None => Ok(()),
+    });
+    let detail = case.said(format_args!("{} has no usable endpoint{because}", case.name()));
+    let mut finding = case.finding(Class::C20, detail).confidence(confidence).api(since, nothing);
+    match &reason {
+        Some(reason) => finding = finding.api(None, format_args!("{reason}")),
         None if !case.uses_terminating() => {
             finding = finding.node(
                 case.ctx.node.read_at(),

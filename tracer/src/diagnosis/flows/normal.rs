@@ -42,7 +42,7 @@ pub(super) fn judge(case: &Case<'_>) -> Option<Finding> {
             healthy(case).against(
                 EvidenceType::Kernel,
                 reset,
-                format!(
+                format_args!(
                     "after it was answered the connection was reset by {who}: check the application there"
                 ),
             )
@@ -75,17 +75,20 @@ fn own_service(case: &Case<'_>) -> Finding {
     let address = case.vip.addr.ip();
     let by = format!("this node has {address} as its own address");
     if case.failed() {
-        return Finding::new(
+        return case.finding(
             Class::Unknown,
-            format!("{} is served on this node itself (NodeLocal DNSCache does so), and that failed", case.name()),
+            format_args!("{} is served on this node itself (NodeLocal DNSCache does so), and that failed", case.name()),
         )
         .confidence(Confidence::Low)
         .node(case.ctx.node.read_at(), by)
         .unobserved("why: the log of the program that listens there, `kubectl -n kube-system logs -l k8s-app=node-local-dns`");
     }
-    Finding::new(
+    case.finding(
         Class::N11,
-        format!("{} is served on this node itself, without NAT: NodeLocal DNSCache does so", case.name()),
+        format_args!(
+            "{} is served on this node itself, without NAT: NodeLocal DNSCache does so",
+            case.name()
+        ),
     )
     .confidence(Confidence::Medium)
     .node(case.ctx.node.read_at(), by)
@@ -99,9 +102,9 @@ fn healthy(case: &Case<'_>) -> Finding {
     let terminating = conditions.is_some_and(|it| !it.ready && it.serving)
         && case.usable().is_some_and(|usable| usable.terminating);
     let mut finding = if terminating {
-        Finding::new(
+        case.finding(
             Class::N8,
-            format!("{} has no ready endpoint; {endpoint} serves while it terminates", case.name()),
+            format_args!("{} has no ready endpoint; {endpoint} serves while it terminates", case.name()),
         )
     } else {
         let name = case.name();
@@ -113,7 +116,7 @@ fn healthy(case: &Case<'_>) -> Finding {
             (None, false) => format!("{name} answered; the endpoint was not observed"),
             (None, true) => format!("no failure of a connection to {name} was observed"),
         };
-        Finding::new(Class::Ok, detail)
+        case.finding(Class::Ok, detail)
     };
     finding = finding.confidence(match (case.endpoint, pending) {
         (Some(_), false) => Confidence::High,
@@ -134,7 +137,7 @@ fn healthy(case: &Case<'_>) -> Finding {
         finding = finding.against(
             EvidenceType::Api,
             Some(*at),
-            format!("the endpoint had left {} before: within the grace", length(case.age(*at))),
+            format_args!("the endpoint had left {} before: within the grace", length(case.age(*at))),
         );
     }
     if let Some(what) = answered_elsewhere(case) {
@@ -151,7 +154,7 @@ fn healthy(case: &Case<'_>) -> Finding {
         finding = finding.against(
             EvidenceType::Kernel,
             Some(repeats.first),
-            format!(
+            format_args!(
                 "the client had to retransmit its SYN: the connection began {} late",
                 length(case.ended().min(repeats.last).since(case.flow.first_seen))
             ),
@@ -179,9 +182,9 @@ fn keepalive_timeout(case: &Case<'_>) -> Option<&'static str> {
 /// entry that timed out on the path).
 fn idle(case: &Case<'_>) -> Finding {
     let who = keepalive_timeout(case).unwrap_or("client");
-    Finding::new(
+    case.finding(
         Class::N5,
-        format!(
+        format_args!(
             "the {who} gave up an idle connection to {}: its keepalive probes were not answered",
             case.name()
         ),
@@ -205,9 +208,9 @@ fn lost_a_race(flow: &Flow) -> bool {
 
 /// N17.
 fn losing_attempt(case: &Case<'_>) -> Finding {
-    Finding::new(
+    case.finding(
         Class::N17,
-        format!("the client reset its connection to {} at once, before it exchanged a byte", case.name()),
+        format_args!("the client reset its connection to {} at once, before it exchanged a byte", case.name()),
     )
     .confidence(Confidence::Medium)
     .unobserved("the reason: clients that try several addresses at once drop the losers like this, and port checks end like this")
@@ -218,7 +221,7 @@ fn losing_attempt(case: &Case<'_>) -> Finding {
 fn client_abort(case: &Case<'_>, what: &str) -> Finding {
     let reason = case.flow.client.reset_sent().and_then(|reset| reset.reason.as_deref());
     let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
-    let finding = Finding::new(Class::N4, format!("{what}{reason}"));
+    let finding = case.finding(Class::N4, format_args!("{what}{reason}"));
     let nameless = reason.is_empty() && case.flow.client.reset_sent().is_some();
     let finding = if nameless {
         finding

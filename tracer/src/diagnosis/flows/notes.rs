@@ -52,10 +52,10 @@ pub(super) fn with_skew(case: &Case<'_>, finding: Finding) -> Finding {
         return finding;
     };
     finding
-        .node(node.read_at(), phrase!("kube-proxy reports {text}"))
+        .node(node.read_at(), format_args!("kube-proxy reports {text}"))
         .api(
             None,
-            phrase!(
+            format_args!(
                 "a kubelet of {}.{} shows that the API server is at least {behind} minor versions newer, {} are allowed",
                 newest.0,
                 newest.1,

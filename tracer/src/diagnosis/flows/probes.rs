@@ -165,15 +165,17 @@ fn probe_finding(
     } else {
         format!("Pod {key} has {} on port {port}", count(probes.len(), "probe"))
     };
-    let mut finding =
-        Finding::new(Class::N1, format!("the kubelet's {kinds} probe of {key} connected {how}"))
-            .confidence(if task.is_some() { Confidence::High } else { Confidence::Medium })
-            .api(None, specified);
+    let mut finding = ctx
+        .finding(Class::N1, format_args!("the kubelet's {kinds} probe of {key} connected {how}"))
+        .confidence(if task.is_some() { Confidence::High } else { Confidence::Medium })
+        .api(None, specified);
     if possible.len() > 1 {
         finding = finding.unobserved("which probe it is: they share the port");
     }
     match task {
-        Some(task) => finding = finding.node(None, format!("the sender is {} (pid {})", task.comm, task.pid)),
+        Some(task) => {
+            finding = finding.node(None, format_args!("the sender is {} (pid {})", task.comm, task.pid));
+        }
         None => finding = finding.unobserved("the program that sent it"),
     }
     if failed {

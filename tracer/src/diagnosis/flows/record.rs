@@ -4,92 +4,204 @@
 
 use std::{borrow::Cow, net::SocketAddr, sync::Arc};
 
-use super::{Context, Finding, case::Case, resets, text::clean, timeline::kernel_evidence, verdict_time};
+use super::{
+    Context, Finding, Lasting, Outline, case::Case, is_plain, resets, text::clean, timeline::kernel_evidence,
+    verdict_time,
+};
 use crate::{
-    class::{Class, Domain},
+    class::{Class, Domain, Severity},
     cluster::{History, Key, Membership},
     flow::{Decision, Flow},
     sighting::Hook,
-    verdict::{EvidenceType, FlowRef, Mitigation, ServiceRef, Text, Verdict},
+    verdict::{EvidenceType, FlowRef, Mitigation, ServiceRef, Text, Verdict, VerdictKey},
 };
 
 /// Metadata older than this, in seconds, may lack the explanation of the flow.
 const OLD_METADATA_SECS: f64 = 30.0;
 
-pub(super) fn of(case: &Case<'_>, mut finding: Finding) -> Verdict {
-    let broken = !matches!(finding.domain, Domain::Normal);
-    if finding.class != Class::Ok || case.decision.is_none() {
-        add_gaps(case, &mut finding);
-    }
-    if broken && case.flow.partial && case.decision.is_none() {
-        finding.doubt();
-    }
-    if let Some(dataplane) = case.other_dataplane().filter(|_| finding.class.is_fault()) {
-        finding.doubt();
-        finding = finding.against(
-            EvidenceType::Node,
-            case.ctx.node.read_at(),
-            format!(
-                "{dataplane} may serve Services here, and the rules of judgement are those of kube-proxy"
-            ),
-        );
-    }
-    let service = service_ref(&case.vip.service.key, case.vip.port.label());
-    let listed = case.membership.as_ref().and_then(Membership::state).and_then(|state| state.pod);
-    let endpoint_pod = listed.map(|pod| &pod.key).or_else(|| {
-        let holder = case.ctx.cluster.pod_by_ip(case.endpoint?.ip(), case.decided)?;
-        Some(&holder.key)
-    });
-    let reference = FlowRef {
-        vip: Some(case.flow.orig.dst.socket()),
-        endpoint: case.endpoint,
-        endpoint_pod: endpoint_pod.map(|pod| clean(pod.text())),
-        ..reference(case.flow, case.ctx)
-    };
-    build(case.flow, case.ctx, case.decision, Some(service), reference, finding)
+/// A finding on a flow, and what the flow went to.
+pub(super) struct Ruling<'a> {
+    flow: &'a Flow,
+    ctx: &'a Context<'a>,
+    /// `None` if it went to no port of a Service.
+    case: Option<Case<'a>>,
+    /// It went to the address of this Service, which does not have the port.
+    without_port: Option<&'a Key>,
+    finding: Finding,
 }
 
-/// The verdict on a flow to a port that the Service does not have: it names the Service with the port's number.
-pub(super) fn without_port(flow: &Flow, ctx: &Context<'_>, finding: Finding, service: &Key) -> Verdict {
-    let service = service_ref(service, flow.orig.dst.port().to_string().into());
-    not_to_a_port(flow, ctx, finding, Some(service))
+impl<'a> Ruling<'a> {
+    pub(super) fn of(case: Case<'a>, finding: Finding) -> Self {
+        let Case { flow, ctx, .. } = case;
+        Self { flow, ctx, case: Some(case), without_port: None, finding }.with_gaps().with_losses()
+    }
+
+    /// It names the Service with the port's number.
+    pub(super) fn without_port(
+        flow: &'a Flow,
+        ctx: &'a Context<'a>,
+        finding: Finding,
+        service: &'a Key,
+    ) -> Self {
+        Self { flow, ctx, case: None, without_port: Some(service), finding }.with_losses()
+    }
+
+    pub(super) fn without_service(flow: &'a Flow, ctx: &'a Context<'a>, finding: Finding) -> Self {
+        Self { flow, ctx, case: None, without_port: None, finding }.with_losses()
+    }
+
+    fn with_gaps(mut self) -> Self {
+        let Some(case) = &self.case else { return self };
+        let finding = &mut self.finding;
+        let broken = !matches!(finding.domain, Domain::Normal);
+        if finding.has_words() && (finding.class != Class::Ok || case.decision.is_none()) {
+            add_gaps(case, finding);
+        }
+        if broken && case.flow.partial && case.decision.is_none() {
+            finding.doubt();
+        }
+        if let Some(dataplane) = case.other_dataplane().filter(|_| finding.class.is_fault()) {
+            finding.doubt();
+            finding.note_against(
+                EvidenceType::Node,
+                case.ctx.node.read_at(),
+                format_args!(
+                    "{dataplane} may serve Services here, and the rules of judgement are those of kube-proxy"
+                ),
+            );
+        }
+        self
+    }
+
+    fn with_losses(self) -> Self {
+        let finding = lowered(self.finding, self.flow, self.ctx);
+        debug_assert!(
+            super::gives().any(|class| class == finding.class),
+            "no rule declares {}",
+            finding.class
+        );
+        Self { finding, ..self }
+    }
+
+    fn service(&self) -> Option<ServiceRef> {
+        if let Some(case) = &self.case {
+            return Some(service_ref(&case.vip.service.key, case.vip.port.label()));
+        }
+        Some(service_ref(self.without_port?, self.flow.orig.dst.port().to_string().into()))
+    }
+
+    /// A probe goes to the endpoint itself.
+    fn is_probe(&self) -> bool {
+        self.finding.class == Class::N1 && self.case.is_none()
+    }
+
+    fn decision(&self) -> Option<&'a Decision> {
+        match &self.case {
+            Some(case) => case.decision,
+            None if self.is_probe() => None,
+            None => self.flow.decision(self.ctx.node_netns),
+        }
+    }
+
+    fn endpoint(&self) -> Option<SocketAddr> {
+        match &self.case {
+            Some(case) => case.endpoint,
+            None if self.is_probe() => Some(self.flow.orig.dst.socket()),
+            None => self.decision().and_then(Decision::endpoint),
+        }
+    }
+
+    fn endpoint_pod(&self) -> Option<String> {
+        let cluster = self.ctx.cluster;
+        let (listed, at) = match &self.case {
+            Some(case) => (case.membership.as_ref().and_then(Membership::state), case.decided),
+            None => (None, self.flow.first_seen),
+        };
+        let listed = listed.and_then(|state| state.pod).map(|pod| &pod.key);
+        let pod = listed.or_else(|| Some(&cluster.pod_by_ip(self.endpoint()?.ip(), at)?.key));
+        pod.map(|pod| clean(pod.text()))
+    }
+
+    /// The flows that can share the verdict.
+    pub(super) fn lasting(&self) -> Option<Lasting> {
+        let case = self.case.as_ref()?;
+        let lasts = self.finding.class == Class::Ok
+            && self.finding.against.is_empty()
+            && case.endpoint.is_some()
+            && !case.is_ahead
+            && (case.is_ready() || case.membership == Some(Membership::Unknown))
+            && is_plain(self.flow);
+        lasts.then(|| Lasting { service: case.vip.service.key.clone(), via: case.vip.via })
+    }
+
+    pub(super) fn outline(&self) -> Outline {
+        let Finding { class, confidence, severity, .. } = self.finding;
+        let has_failed = class.is_fault() || class == Class::Unknown && severity != Severity::None;
+        let key = VerdictKey { class, has_failed, service: self.service(), endpoint: self.endpoint() };
+        Outline { key, confidence, severity }
+    }
+
+    pub(super) fn verdict(self) -> Verdict {
+        let Self { flow, ctx, .. } = self;
+        let (decision, service, endpoint, is_probe) =
+            (self.decision(), self.service(), self.endpoint(), self.is_probe());
+        let endpoint_pod = self.endpoint_pod();
+        let mut finding = self.finding.in_mode(ctx.node.mode);
+        let mitigation = finding.mitigation(|name| value(name, flow, ctx, service.as_ref(), endpoint));
+        let cross_reference = finding.cross_reference();
+        // The domain is our own text, and what joins it to the detail is no ASCII, for which the check is slow.
+        clean_in_place(&mut finding.detail);
+        let root_cause = finding.root_cause();
+        let mut evidence = kernel_evidence(flow, decision);
+        evidence.append(&mut finding.evidence);
+        evidence.sort_by_key(|evidence| evidence.time);
+        let (mut against, mut unseen) = (finding.against, finding.unobserved);
+        evidence
+            .iter_mut()
+            .chain(&mut against)
+            .map(|evidence| &mut evidence.content)
+            .chain(&mut unseen)
+            .for_each(clean_in_place);
+        Verdict {
+            time: verdict_time(flow),
+            class: finding.class,
+            root_cause,
+            domain: finding.domain,
+            confidence: finding.confidence,
+            severity: finding.severity,
+            service,
+            flow: FlowRef {
+                protocol: flow.orig.protocol.text(),
+                client: flow.orig.src.socket(),
+                vip: (!is_probe).then(|| flow.orig.dst.socket()),
+                endpoint,
+                client_pod: client_pod(flow, ctx.cluster),
+                endpoint_pod,
+                node: ctx.node_name.map(|name| clean(name.to_owned())),
+                started: flow.first_seen,
+            },
+            evidence,
+            against,
+            unseen,
+            changes_around: Vec::new(),
+            changes_left_out: 0,
+            lost_events: flow.lost,
+            kube_proxy_mode: ctx.node.mode.map(|mode| mode.as_str().into()),
+            kube_proxy_version: ctx.node.version.clone().map(clean),
+            metadata_age: ctx.metadata_age.filter(|age| age.is_finite()),
+            mitigation: Mitigation {
+                immediate: clean(mitigation.immediate),
+                long_term: clean(mitigation.long_term),
+                ..mitigation
+            },
+            cross_reference,
+        }
+    }
 }
 
 /// The Service port as a record names it.
 pub(crate) fn service_ref(Key { namespace, name }: &Key, port: Arc<str>) -> ServiceRef {
     ServiceRef { namespace: clean(Arc::clone(namespace)), name: clean(Arc::clone(name)), port: clean(port) }
-}
-
-pub(super) fn without_service(flow: &Flow, ctx: &Context<'_>, finding: Finding) -> Verdict {
-    not_to_a_port(flow, ctx, finding, None)
-}
-
-fn not_to_a_port(flow: &Flow, ctx: &Context<'_>, finding: Finding, service: Option<ServiceRef>) -> Verdict {
-    let decision = flow.decision(ctx.node_netns);
-    let probe = finding.class == Class::N1;
-    let endpoint = if probe { Some(flow.orig.dst.socket()) } else { decision.and_then(Decision::endpoint) };
-    let reference = FlowRef {
-        vip: (!probe).then(|| flow.orig.dst.socket()),
-        endpoint,
-        endpoint_pod: endpoint
-            .and_then(|endpoint| ctx.cluster.pod_by_ip(endpoint.ip(), flow.first_seen))
-            .map(|pod| clean(pod.key.text())),
-        ..reference(flow, ctx)
-    };
-    build(flow, ctx, decision.filter(|_| !probe), service, reference, finding)
-}
-
-fn reference(flow: &Flow, ctx: &Context<'_>) -> FlowRef {
-    FlowRef {
-        protocol: flow.orig.protocol.text(),
-        client: flow.orig.src.socket(),
-        vip: None,
-        endpoint: None,
-        client_pod: client_pod(flow, ctx.cluster),
-        endpoint_pod: None,
-        node: ctx.node_name.map(|name| clean(name.to_owned())),
-        started: flow.first_seen,
-    }
 }
 
 pub(super) fn client_pod(flow: &Flow, cluster: &History) -> Option<String> {
@@ -98,7 +210,7 @@ pub(super) fn client_pod(flow: &Flow, cluster: &History) -> Option<String> {
 
 fn add_gap(case: &Case<'_>, finding: &mut Finding, hook: Hook, cost: &str) {
     if !case.has_hook(hook) {
-        finding.unobserved.push(format!("{cost}: this trace has no hook at {}", hook.symbol()).into());
+        finding.note_unobserved(format_args!("{cost}: this trace has no hook at {}", hook.symbol()));
     }
 }
 
@@ -116,14 +228,12 @@ fn add_gaps(case: &Case<'_>, finding: &mut Finding) {
         gap(Hook::TcpRetransmit, "retransmitted SYNs");
     }
     if let Some(arrival) = resets::arrival(case) {
-        finding.unobserved.push(arrival.into());
+        finding.note_unobserved(arrival);
     }
     add_gap(case, finding, Hook::SockEstablished, "when the sockets were established");
     add_gap(case, finding, Hook::SockClosed, "when the sockets were closed");
     if case.flow.partial {
-        finding
-            .unobserved
-            .push("the beginning of the flow: the trace began later, or its event was lost".into());
+        finding.note_unobserved("the beginning of the flow: the trace began later, or its event was lost");
     }
 }
 
@@ -146,19 +256,20 @@ fn lowered(mut finding: Finding, flow: &Flow, ctx: &Context<'_>) -> Finding {
         } else {
             finding.doubt();
         }
-        finding.unobserved.push(lost.into());
+        finding.note_unobserved(lost);
     }
     match ctx.metadata_age {
         Some(age) if age > OLD_METADATA_SECS => {
-            let missed = format!("changes of the last {age:.0} s: the API server has sent nothing since");
-            finding.unobserved.push(missed.into());
+            finding.note_unobserved(format_args!(
+                "changes of the last {age:.0} s: the API server has sent nothing since"
+            ));
             if !healthy {
                 finding.doubt();
             }
         }
         Some(_) => {}
         None => {
-            finding.unobserved.push("how fresh the cluster's metadata is".into());
+            finding.note_unobserved("how fresh the cluster's metadata is");
             if !healthy {
                 finding.doubt();
             }
@@ -166,64 +277,11 @@ fn lowered(mut finding: Finding, flow: &Flow, ctx: &Context<'_>) -> Finding {
     }
     if ctx.node_netns.is_none() && finding.class.is_fault() {
         finding.doubt();
-        finding.unobserved.push(
-            "the network namespace of kube-proxy's rules: run viptrace in the node's own namespace".into(),
+        finding.note_unobserved(
+            "the network namespace of kube-proxy's rules: run viptrace in the node's own namespace",
         );
     }
     finding
-}
-
-fn build(
-    flow: &Flow,
-    ctx: &Context<'_>,
-    decision: Option<&Decision>,
-    service: Option<ServiceRef>,
-    reference: FlowRef,
-    mut finding: Finding,
-) -> Verdict {
-    finding = lowered(finding, flow, ctx);
-    debug_assert!(super::gives().any(|class| class == finding.class), "no rule declares {}", finding.class);
-    finding = finding.in_mode(ctx.node.mode);
-    let mitigation = finding.mitigation(|name| value(name, flow, ctx, service.as_ref(), reference.endpoint));
-    let cross_reference = finding.cross_reference();
-    // The domain is our own text, and what joins it to the detail is no ASCII, for which the check is slow.
-    clean_in_place(&mut finding.detail);
-    let root_cause = finding.root_cause();
-    let mut evidence = kernel_evidence(flow, decision);
-    evidence.append(&mut finding.evidence);
-    evidence.sort_by_key(|evidence| evidence.time);
-    let (mut against, mut unseen) = (finding.against, finding.unobserved);
-    evidence
-        .iter_mut()
-        .chain(&mut against)
-        .map(|evidence| &mut evidence.content)
-        .chain(&mut unseen)
-        .for_each(clean_in_place);
-    Verdict {
-        time: verdict_time(flow),
-        class: finding.class,
-        root_cause,
-        domain: finding.domain,
-        confidence: finding.confidence,
-        severity: finding.severity,
-        service,
-        flow: reference,
-        evidence,
-        against,
-        unseen,
-        changes_around: Vec::new(),
-        changes_left_out: 0,
-        lost_events: flow.lost,
-        kube_proxy_mode: ctx.node.mode.map(|mode| mode.as_str().into()),
-        kube_proxy_version: ctx.node.version.clone().map(clean),
-        metadata_age: ctx.metadata_age.filter(|age| age.is_finite()),
-        mitigation: Mitigation {
-            immediate: clean(mitigation.immediate),
-            long_term: clean(mitigation.long_term),
-            ..mitigation
-        },
-        cross_reference,
-    }
 }
 
 /// The record's value for a placeholder of an action.

@@ -53,18 +53,19 @@ pub(super) fn after_invalid(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     let endpoint = case.endpoint_name();
-    let mut finding = Finding::new(
-        Class::C18,
-        format!(
-            "an answer of {endpoint} was not translated back to {}, and the client's stack reset \
+    let mut finding = case
+        .finding(
+            Class::C18,
+            format_args!(
+                "an answer of {endpoint} was not translated back to {}, and the client's stack reset \
              {endpoint}'s connection",
-            case.flow.orig.dst
-        ),
-    )
-    .confidence(match (invalid.is_some(), lived) {
-        (true, Some(true)) => Confidence::High,
-        _ => Confidence::Medium,
-    });
+                case.flow.orig.dst
+            ),
+        )
+        .confidence(match (invalid.is_some(), lived) {
+            (true, Some(true)) => Confidence::High,
+            _ => Confidence::Medium,
+        });
     if invalid.is_none() {
         finding = finding.unobserved(if case.has_hook(Hook::InvalidLog) {
             "that conntrack called the answer invalid"
@@ -90,9 +91,9 @@ pub(super) fn answered_directly(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     Some(
-        Finding::new(
+        case.finding(
             Class::C31,
-            format!(
+            format_args!(
                 "{} answered the client directly, not through {}: the client's stack refused the answer {}",
                 case.endpoint_name(),
                 case.flow.orig.dst,
@@ -149,9 +150,9 @@ pub(super) fn stray(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     (case.is_client_here() == Some(true)).then(|| {
-        Finding::new(
+        case.finding(
             Class::N16,
-            format!(
+            format_args!(
                 "a late segment of an ended connection to {} passed: no socket of the client had it",
                 case.name()
             ),
@@ -192,9 +193,9 @@ pub(super) fn entry_gone(case: &Case<'_>) -> Option<Finding> {
     let evidence = format!("its conntrack entry {how} {ago} before the first retransmit");
     if end.retransmitted_only_its_end() {
         return Some(
-            Finding::new(
+            case.finding(
                 Class::N5,
-                format!(
+                format_args!(
                     "an idle connection to {} outlived its conntrack entry: only its close was lost",
                     case.name()
                 ),
@@ -202,14 +203,14 @@ pub(super) fn entry_gone(case: &Case<'_>) -> Option<Finding> {
             .severity(Severity::Low)
             .confidence(Confidence::Medium)
             .kernel(Some(ended.time), evidence)
-            .unobserved(format!("whether data waited before the {who}'s close"))
+            .unobserved(format_args!("whether data waited before the {who}'s close"))
             .related(&[Class::C19]),
         );
     }
     Some(
-        Finding::new(
+        case.finding(
             Class::C19,
-            format!(
+            format_args!(
                 "the connection to {} continued after its conntrack entry had ended: nothing translates it",
                 case.name()
             ),
@@ -236,22 +237,23 @@ pub(super) fn midstream(case: &Case<'_>) -> Option<Finding> {
     if !reset {
         return None;
     }
-    let mut finding = Finding::new(
-        Class::C19,
-        format!(
-            "the connection to {} continued without its conntrack entry: NAT chose {} mid-stream, \
+    let mut finding = case
+        .finding(
+            Class::C19,
+            format_args!(
+                "the connection to {} continued without its conntrack entry: NAT chose {} mid-stream, \
              which does not know it",
-            case.name(),
-            found.chosen
-        ),
-    )
-    .confidence(if sender.is_some() && case.flow.client.is_seen() {
-        Confidence::High
-    } else {
-        Confidence::Medium
-    })
-    // Without the event of its end, a connection that was over looks the same (N16).
-    .if_nothing_was_lost();
+                case.name(),
+                found.chosen
+            ),
+        )
+        .confidence(if sender.is_some() && case.flow.client.is_seen() {
+            Confidence::High
+        } else {
+            Confidence::Medium
+        })
+        // Without the event of its end, a connection that was over looks the same (N16).
+        .if_nothing_was_lost();
     if !case.flow.client.is_seen() {
         finding = finding.unobserved(
             "whether the client still had the connection: a late segment of an ended one looks the same (N16), and a \
@@ -298,9 +300,9 @@ pub(super) fn dropped_as_invalid(case: &Case<'_>) -> Option<Finding> {
     }
     let why = invalid.why.as_deref().map(|why| format!(" ({why})")).unwrap_or_default();
     Some(
-        Finding::new(
+        case.finding(
             Class::C18b,
-            format!(
+            format_args!(
                 "packets of the connection to {} were dropped {} as invalid{why}, and it broke",
                 case.name(),
                 times(dropped.occurrences.count)

@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use super::{Case, Context, Finding, rules_of_endpoint, text::length};
+use super::{Case, Context, Finding, text::length};
 use crate::{
     class::{Class, Confidence, Severity, action},
     cluster::{Key, Via},
@@ -23,9 +23,9 @@ pub(super) fn unknown_port(flow: &Flow, ctx: &Context<'_>, service: &Key) -> Opt
         return None;
     }
     let port = flow.orig.dst.port();
-    Some(Finding::new(Class::C5c, format!("{service} has no port {port}/{}", flow.orig.protocol)).api(
+    Some(ctx.finding(Class::C5c, format_args!("{service} has no port {port}/{}", flow.orig.protocol)).api(
         None,
-        format!("{} is an address of {service}, which does not list port {port}", flow.orig.dst.ip()),
+        format_args!("{} is an address of {service}, which does not list port {port}", flow.orig.dst.ip()),
     ))
 }
 
@@ -48,10 +48,10 @@ pub(super) fn unallocated(flow: &Flow, ctx: &Context<'_>) -> Option<Finding> {
         || ctx.cluster.node_by_ip(ip, at).is_some();
     let range = ctx.cluster.service_range(ip).filter(|range| range.contains(ip) && !is_anothers)?;
     Some(
-        Finding::new(Class::C5c, format!("no Service has the address {ip}, which lies among the cluster IPs"))
+        ctx.finding(Class::C5c, format_args!("no Service has the address {ip}, which lies among the cluster IPs"))
             .confidence(Confidence::Medium)
             .severity(Severity::Low)
-            .api(None, format!("the cluster IPs of other Services span {range}, and none is {ip}"))
+            .api(None, format_args!("the cluster IPs of other Services span {range}, and none is {ip}"))
             .unobserved("whether the address is of the Service CIDR: `kubectl get servicecidrs`, or the API server's flag")
             .now(&[action::FIND_OLD_ADDRESS]),
     )
@@ -69,9 +69,9 @@ pub(super) fn gone(flow: &Flow, ctx: &Context<'_>, service: &Key, since: Timesta
     let past = format!("{} was an address of {service} until then", flow.orig.dst.ip());
     if let Some(endpoint) = decision.and_then(Decision::endpoint) {
         return Some(
-            Finding::new(
+            ctx.finding(
                 Class::C6,
-                format!(
+                format_args!(
                     "the rules still send {} to {endpoint}, {ago} after {service} gave up the address",
                     flow.orig.dst
                 ),
@@ -80,7 +80,7 @@ pub(super) fn gone(flow: &Flow, ctx: &Context<'_>, service: &Key, since: Timesta
             .severity(Severity::Medium)
             .api(Some(since), past)
             .unobserved("why kube-proxy did not delete the rule: its log and metrics")
-            .fill("RULES_OF_ENDPOINT", rules_of_endpoint(ctx.node.mode, endpoint)),
+            .fill_rules_of(endpoint, ctx.node.mode),
         );
     }
     let failed = !flow.outcome().is_success() && flow.outcome() != Outcome::Pending;
@@ -88,8 +88,8 @@ pub(super) fn gone(flow: &Flow, ctx: &Context<'_>, service: &Key, since: Timesta
         let asks = format!("the client uses an address that {service} gave up {ago} before");
         let now = ctx.cluster.service(service, flow.first_seen);
         let finding = match now.and_then(|now| now.without_address()) {
-            Some(why) => Finding::new(Class::C27, format!("{asks}: {why}")),
-            None => Finding::new(Class::C5c, asks),
+            Some(why) => ctx.finding(Class::C27, format_args!("{asks}: {why}")),
+            None => ctx.finding(Class::C5c, asks),
         };
         finding
             .severity(Severity::Low)
@@ -118,7 +118,7 @@ pub(super) fn with_hints(case: &Case<'_>, finding: Finding) -> Finding {
     finding
         .api(
             None,
-            format!(
+            format_args!(
                 "by design, topology hints{asked_by} leave {} of the {} ready endpoints of {} to this node's traffic, this \
                  one among them",
                 hinted.endpoints.len(),
@@ -142,7 +142,7 @@ pub(super) fn with_affinity(case: &Case<'_>, finding: Finding) -> Finding {
     finding
         .api(
             None,
-            format!(
+            format_args!(
                 "sessionAffinity ClientIP keeps this client at the endpoint for {} after each connection, although {} has {}",
                 length(affinity),
                 case.name(),
@@ -162,14 +162,17 @@ pub(super) fn other_proxy(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     Some(
-        Finding::new(
+        case.finding(
             Class::C5d,
-            format!(
+            format_args!(
                 "kube-proxy leaves {} to the proxy \"{proxy}\", which did not serve it on this node",
                 case.name()
             ),
         )
-        .api(None, format!("the Service has the label service.kubernetes.io/service-proxy-name={proxy}")),
+        .api(
+            None,
+            format_args!("the Service has the label service.kubernetes.io/service-proxy-name={proxy}"),
+        ),
     )
 }
 
@@ -195,15 +198,16 @@ pub(super) fn source_ranges(case: &Case<'_>) -> Option<Finding> {
     }
     let listed: Vec<String> = ranges.iter().take(8).map(ToString::to_string).collect();
     let more = if ranges.len() > listed.len() { ", …" } else { "" };
-    let mut finding = Finding::new(
-        Class::C23,
-        format!(
-            "{source} is in none of the loadBalancerSourceRanges of {}: its packets are dropped",
-            case.name()
-        ),
-    )
-    .confidence(if drop.is_some() { Confidence::High } else { Confidence::Medium })
-    .api(None, format!("the Service admits {}{more}", listed.join(", ")));
+    let mut finding = case
+        .finding(
+            Class::C23,
+            format_args!(
+                "{source} is in none of the loadBalancerSourceRanges of {}: its packets are dropped",
+                case.name()
+            ),
+        )
+        .confidence(if drop.is_some() { Confidence::High } else { Confidence::Medium })
+        .api(None, format_args!("the Service admits {}{more}", listed.join(", ")));
     if drop.is_none() {
         finding = finding.unobserved("the rule's drop: the packets may have been lost elsewhere");
     }
@@ -229,9 +233,9 @@ pub(super) fn node_port_not_here(case: &Case<'_>) -> Option<Finding> {
     }
     let other = node.serves_node_port_at(asked.port(), case.vip.port.protocol).filter(|_| missing)?;
     Some(
-        Finding::new(
+        case.finding(
             Class::C26,
-            format!(
+            format_args!(
                 "node port {} of {} is not served at {}: nodePortAddresses leave that address out",
                 asked.port(),
                 case.name(),
@@ -240,7 +244,7 @@ pub(super) fn node_port_not_here(case: &Case<'_>) -> Option<Finding> {
         )
         .node(
             node.read_at(),
-            format!("the rules serve port {} at {other} and not at {}", asked.port(), asked.ip()),
+            format_args!("the rules serve port {} at {other} and not at {}", asked.port(), asked.ip()),
         )
         .first(action::USE_OTHER_ADDRESS)
         .fill("OTHER_ADDRESS", SocketAddr::new(other, asked.port()).to_string()),
@@ -268,7 +272,8 @@ fn at_loopback(case: &Case<'_>, missing: bool) -> Option<Finding> {
     };
     let what =
         format!("node port {} of {} is not served at {}: {why}", asked.port(), case.name(), asked.ip());
-    let mut finding = Finding::new(Class::C26, what)
+    let mut finding = case
+        .finding(Class::C26, what)
         .confidence(if missing { Confidence::High } else { Confidence::Medium })
         .node(node.read_at(), why);
     if let Some(other) = node.serves_node_port_at(asked.port(), case.vip.port.protocol) {
@@ -361,7 +366,7 @@ pub(super) fn forwarded_by_policy(case: &Case<'_>) -> Option<Finding> {
     }
     Some(of_local_policy(case, "its rules leave the packets untranslated").node(
         node.read_at(),
-        format!("the rules for {asked} translate connections of other clients, and not of {client}"),
+        format_args!("the rules for {asked} translate connections of other clients, and not of {client}"),
     ))
 }
 
@@ -370,11 +375,12 @@ fn of_local_policy(case: &Case<'_>, effect: &str) -> Finding {
     let external = case.vip.via != Via::ClusterIp;
     let (class, policy) =
         if external { (Class::C21, "externalTrafficPolicy") } else { (Class::C22, "internalTrafficPolicy") };
-    let finding = Finding::new(
-        class,
-        format!("{policy} is Local and {} has no endpoint on this node: {effect}", case.name()),
-    )
-    .api(None, format!("{} in the cluster, none of them on this node", case.usable_count()));
+    let finding = case
+        .finding(
+            class,
+            format_args!("{policy} is Local and {} has no endpoint on this node: {effect}", case.name()),
+        )
+        .api(None, format_args!("{} in the cluster, none of them on this node", case.usable_count()));
     if !external {
         return finding;
     }

@@ -1,12 +1,15 @@
 //! Former endpoints: chosen although they had left (C6), or removed during the flow (N9, C7).
 
-use std::{net::IpAddr, time::Duration};
+use std::{
+    fmt::{self, Display},
+    net::IpAddr,
+    time::Duration,
+};
 
 use super::{
     Case, Finding, foreign_rules,
     iptables_sync::lag,
-    rules_of_endpoint,
-    text::{self, length, phrase},
+    text::{counted, length, phrase},
 };
 use crate::{
     class::{Class, Confidence, Severity, action},
@@ -43,7 +46,11 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
                 return None;
             }
             (
-                phrase!("{name} left the endpoints of {} {} before", case.name(), length(case.age(*at))),
+                case.said(format_args!(
+                    "{name} left the endpoints of {} {} before",
+                    case.name(),
+                    length(case.age(*at))
+                )),
                 Some(*at),
                 true,
             )
@@ -51,7 +58,7 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
         Membership::Member { state, since } if !state.conditions.may_serve() => {
             let how_long = how_long(case, *since);
             (
-                phrase!("{name} of {} was neither ready nor serving {how_long}", case.name()),
+                case.said(format_args!("{name} of {} was neither ready nor serving {how_long}", case.name())),
                 Some(*since),
                 true,
             )
@@ -66,7 +73,10 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
             }
             let how_long = how_long(case, since);
             (
-                phrase!("{name} of {} was terminating, and others were ready, {how_long}", case.name()),
+                case.said(format_args!(
+                    "{name} of {} was terminating, and others were ready, {how_long}",
+                    case.name()
+                )),
                 Some(since),
                 true,
             )
@@ -74,16 +84,19 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
         // The slices are known from their last change on: an endpoint that they do not list may have left then, or
         // before.
         Membership::NeverSeen { since } if *since > Timestamp::MIN => (
-            phrase!(
+            case.said(format_args!(
                 "no EndpointSlice of {} has listed {endpoint} for at least {}",
                 case.name(),
                 length(case.age(*since))
-            ),
+            )),
             Some(*since),
             false,
         ),
         Membership::NeverSeen { .. } => (
-            phrase!("no EndpointSlice of {} lists {endpoint}, as far back as is known", case.name()),
+            case.said(format_args!(
+                "no EndpointSlice of {} lists {endpoint}, as far back as is known",
+                case.name()
+            )),
             None,
             false,
         ),
@@ -98,15 +111,18 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
         // kube-proxy may still be writing the change. A connection that succeeded broke nothing.
         return case
             .failed()
-            .then(|| lag(case, &phrase!("NAT still chose an endpoint that had just gone: {what}")));
+            .then(|| lag(case, format_args!("NAT still chose an endpoint that had just gone: {what}")));
     }
     let answered = case.was_answered();
-    let then = case.instead.map(|endpoint| {
-        let end = if case.failed() { "" } else { ", which answered" };
-        phrase!("; a repeated packet went to {endpoint}{end}")
+    let then = fmt::from_fn(|f| match case.instead {
+        Some(endpoint) => {
+            let end = if case.failed() { "" } else { ", which answered" };
+            write!(f, "; a repeated packet went to {endpoint}{end}")
+        }
+        None => Ok(()),
     });
-    let detail = phrase!("NAT chose a stale endpoint: {what}{}", then.unwrap_or_default());
-    let mut finding = Finding::new(Class::C6, detail)
+    let mut finding = case
+        .finding(Class::C6, format_args!("NAT chose a stale endpoint: {what}{then}"))
         .confidence(match (certain, confounder) {
             (true, _) => Confidence::High,
             (false, None) => Confidence::Medium,
@@ -114,7 +130,7 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
         })
         .severity(if case.failed() { Severity::High } else { Severity::Medium })
         .api(since, what)
-        .fill("RULES_OF_ENDPOINT", rules_of_endpoint(case.ctx.node.mode, endpoint));
+        .fill_rules_of(endpoint, case.ctx.node.mode);
     if since.is_some_and(|since| may_be_within_grace(case, since)) {
         // Without the events of the packet's beginning, the choice looks younger than it is (C5).
         finding = finding.if_nothing_was_lost();
@@ -124,7 +140,7 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
         finding = finding
             .api(
                 None,
-                phrase!(
+                format_args!(
                     "{} has sessionAffinity ClientIP: clients pinned to this endpoint keep it",
                     case.name()
                 ),
@@ -135,15 +151,20 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
         finding = finding.unobserved("when the endpoint was removed");
     }
     if answered {
-        let by = case.ctx.cluster.pod_by_ip(endpoint.ip(), case.decided);
-        let who = by.map_or_else(|| "a host".to_owned(), |pod| phrase!("Pod {}", pod.key));
+        let who = fmt::from_fn(|f| match case.ctx.cluster.pod_by_ip(endpoint.ip(), case.decided) {
+            Some(pod) => write!(f, "Pod {}", pod.key),
+            None => f.write_str("a host"),
+        });
         finding = finding.against(
             EvidenceType::Kernel,
             case.flow.client.established,
-            phrase!("the connection was answered: {who} has the address {} now", endpoint.ip()),
+            format_args!("the connection was answered: {who} has the address {} now", endpoint.ip()),
         );
-    } else if let Some((pod, until)) = case.ctx.cluster.last_pod_by_ip(endpoint.ip(), case.decided) {
-        finding = finding.api(Some(until), phrase!("Pod {} gave up the address {}", pod.key, endpoint.ip()));
+    } else if finding.has_words()
+        && let Some((pod, until)) = case.ctx.cluster.last_pod_by_ip(endpoint.ip(), case.decided)
+    {
+        finding =
+            finding.api(Some(until), format_args!("Pod {} gave up the address {}", pod.key, endpoint.ip()));
     }
     if let Some(confounder) = confounder {
         finding = finding.against(EvidenceType::Api, None, confounder);
@@ -170,12 +191,12 @@ fn termination_grace(case: &Case<'_>, ip: IpAddr) -> Duration {
     pod.map_or(DEFAULT_TERMINATION_GRACE, |pod| pod.termination_grace)
 }
 
-fn how_long(case: &Case<'_>, since: Timestamp) -> String {
-    if since > Timestamp::MIN {
-        phrase!("for {}", length(case.age(since)))
-    } else {
-        "for an unknown time".to_owned()
-    }
+fn how_long(case: &Case<'_>, since: Timestamp) -> impl Display {
+    let age = case.age(since);
+    fmt::from_fn(move |f| match since {
+        Timestamp::MIN => f.write_str("for an unknown time"),
+        _ => write!(f, "for {}", length(age)),
+    })
 }
 
 /// Since when kube-proxy must not choose a terminating endpoint that serves: since another is ready, or always if this
@@ -198,28 +219,31 @@ fn with_cause(case: &Case<'_>, since: Option<Timestamp>, mut finding: Finding) -
     let heard = since.zip(report.last_queued).map(|(since, queued)| queued >= since);
     let waits = report.last_queued > report.last_synced;
     let behind = match (node.running, heard) {
-        (Some(false), _) => Some((Class::C1, "kube-proxy does not run", "no kube-proxy process".to_owned())),
+        (Some(false), _) => Some((Class::C1, "kube-proxy does not run", "no kube-proxy process".into())),
         (Some(true), Some(false)) if is_later && !waits => {
-            let ago = since.zip(report.last_queued).map(|(since, queued)| length(since.since(queued)));
+            let ago = since.zip(report.last_queued).map(|(since, queued)| since.since(queued));
             Some((
                 Class::C2,
                 "kube-proxy has received no change since: it is cut off from the API server",
-                phrase!(
+                case.said(format_args!(
                     "kube-proxy queued its last update {} before that change, and none since",
-                    ago.unwrap_or_default()
-                ),
+                    length(ago.unwrap_or_default())
+                )),
             ))
         }
         (Some(true), Some(true)) if is_later && waits => Some((
             Class::C4,
             "kube-proxy cannot write its rules",
-            phrase!("an update waits in kube-proxy; {}", text::count(report.failed_syncs, "rejected sync")),
+            case.said(format_args!(
+                "an update waits in kube-proxy; {}",
+                counted(report.failed_syncs, "rejected sync")
+            )),
         )),
         _ => None,
     };
     match behind {
         Some((class, what, evidence)) => {
-            finding.detail = phrase!("{}; {what} {}", finding.detail, in_brackets(class)).into();
+            finding.detail = case.said(format_args!("{}; {what} {}", finding.detail, in_brackets(class)));
             finding.node(read, evidence).related(&[class])
         }
         None => finding
@@ -273,14 +297,14 @@ pub(super) fn departing(case: &Case<'_>) -> Option<Finding> {
     }?;
     let verb = if case.outcome == Outcome::Refused { "refused" } else { "did not answer" };
     let when = if since <= ended {
-        phrase!("{} before", length(ended.since(since)))
+        case.said(format_args!("{} before", length(ended.since(since))))
     } else {
-        phrase!("{} later", length(since.since(ended)))
+        case.said(format_args!("{} later", length(since.since(ended))))
     };
     Some(
-        Finding::new(
+        case.finding(
             Class::C5,
-            phrase!(
+            format_args!(
                 "{} of {} {verb} because it ends: it began to terminate, or left the endpoints, {when}",
                 case.endpoint_name(),
                 case.name()
@@ -288,7 +312,7 @@ pub(super) fn departing(case: &Case<'_>) -> Option<Finding> {
         )
         .confidence(Confidence::Medium)
         .severity(Severity::Low)
-        .api(Some(since), phrase!("{endpoint} terminates or left the endpoints of {}", case.name()))
+        .api(Some(since), format_args!("{endpoint} terminates or left the endpoints of {}", case.name()))
         .unobserved("whether its application failed before the termination: its log shows it (C28)")
         .related(&[Class::N8, Class::C28])
         .now(&[action::WAIT]),
@@ -347,9 +371,9 @@ pub(super) fn stale_entry(case: &Case<'_>) -> Option<Finding> {
             length(reread.time.since(removed))
         )
     };
-    let mut finding = Finding::new(
+    let mut finding = case.finding(
         Class::C8,
-        phrase!(
+        format_args!(
             "{} still sends to {name} by an old conntrack entry: a datagram went there {} after it had left",
             orig.src,
             length(last_packet.since(removed))
@@ -364,9 +388,8 @@ pub(super) fn stale_entry(case: &Case<'_>) -> Option<Finding> {
     if answered {
         finding = finding.unobserved("whether anything still answers: the entry saw an answer earlier");
         finding = match former {
-            Some((pod, until)) => {
-                finding.api(Some(until), phrase!("Pod {} gave up the address {}", pod.key, endpoint.ip()))
-            }
+            Some((pod, until)) => finding
+                .api(Some(until), format_args!("Pod {} gave up the address {}", pod.key, endpoint.ip())),
             None => finding.confidence(Confidence::Medium),
         };
     }
@@ -432,7 +455,7 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
     let after = ended.since(removed);
     let drained = case.outcome.is_success();
     let name = case.endpoint_name();
-    let left = phrase!("{name} left the usable endpoints of {}", case.name());
+    let left = case.said(format_args!("{name} left the usable endpoints of {}", case.name()));
     if drained || after <= grace {
         let how = match case.outcome {
             Outcome::Established => "was still open",
@@ -442,13 +465,17 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
         // Only drops show the effect of IPVS with `expire_nodest_conn=0` (C13).
         let hidden = case.is_ipvs() && case.outcome == Outcome::Silent && !case.ctx.drop_reasons;
         let sure = !case.flow.partial && !hidden;
-        let mut finding = Finding::new(
-            Class::N9,
-            phrase!("the flow is older than its endpoint's removal and {how} {} after it", length(after)),
-        )
-        .confidence(if sure { Confidence::High } else { Confidence::Medium })
-        .severity(if drained { Severity::None } else { Severity::Low })
-        .api(Some(removed), left);
+        let mut finding = case
+            .finding(
+                Class::N9,
+                format_args!(
+                    "the flow is older than its endpoint's removal and {how} {} after it",
+                    length(after)
+                ),
+            )
+            .confidence(if sure { Confidence::High } else { Confidence::Medium })
+            .severity(if drained { Severity::None } else { Severity::Low })
+            .api(Some(removed), left);
         if !drained {
             finding = finding.later(&[action::DRAIN_GRACEFULLY]);
         }
@@ -459,12 +486,13 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
         }
         return Some(finding);
     }
-    let mut finding = Finding::new(
-        Class::C7,
-        phrase!("an established flow broke {} after its endpoint was removed", length(after)),
-    )
-    .confidence(if case.flow.partial { Confidence::Medium } else { Confidence::High })
-    .api(Some(removed), left);
+    let mut finding = case
+        .finding(
+            Class::C7,
+            format_args!("an established flow broke {} after its endpoint was removed", length(after)),
+        )
+        .confidence(if case.flow.partial { Confidence::Medium } else { Confidence::High })
+        .api(Some(removed), left);
     if case.flow.orig.protocol == Protocol::UDP {
         finding = finding.related(&[Class::C8]);
     }

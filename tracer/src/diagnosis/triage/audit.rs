@@ -14,14 +14,14 @@ use crate::{
     cluster::Key,
     diagnosis::{
         audit::{self, Aspect, Context, Discrepancy, Expected, Kind, SyncState, SyncStatus},
-        finding::rules_of_endpoint,
+        finding::Say,
     },
     net::Family,
     node::ProxyMode,
     rules::Writer,
     text::count,
     time::Timestamp,
-    verdict::{Evidence, EvidenceType, Text},
+    verdict::{Evidence, EvidenceType},
 };
 
 /// The most Services of one cause that get a finding each. If there are more, the node gets one finding.
@@ -172,7 +172,7 @@ fn is_empty_server(found: &Discrepancy) -> bool {
 }
 
 /// A finding about rules, with the actions for differing rules instead of the class's usual ones.
-fn of_rules(class: Class, detail: impl Into<Text>, is_in_flight: bool) -> Finding {
+fn of_rules(class: Class, detail: impl Say, is_in_flight: bool) -> Finding {
     let mut finding = Finding::new(class, detail);
     if class == Class::C5c {
         finding = finding.domain(Domain::IptablesSync);
@@ -329,7 +329,7 @@ fn one(class: Class, mode: ProxyMode, service: &str, found: &[&Discrepancy]) -> 
         .service(&key, port)
         .since(found.iter().filter_map(|found| found.since).min());
     if let Some(endpoint) = found.iter().find_map(|found| found.endpoint) {
-        finding = finding.fill("RULES_OF_ENDPOINT", rules_of_endpoint(Some(mode), endpoint));
+        finding = finding.fill_rules_of(endpoint, Some(mode));
     }
     if in_flight {
         finding = finding.level(Level::Note).against(

@@ -90,7 +90,7 @@ impl<'f> Reading<'f> {
     /// The report of a later reading, in which a fault or warning counts only if this one has it too.
     pub fn confirmed_by(self, mut later: Self) -> CheckReport {
         let apart = match (self.facts.taken, later.facts.taken) {
-            (Some(earlier), Some(later)) => length(later.since(earlier)),
+            (Some(earlier), Some(later)) => length(later.since(earlier)).to_string(),
             _ => "a moment".to_owned(),
         };
         let before = self.found.findings;

@@ -354,7 +354,7 @@ fn idle_timeout(facts: &Facts, findings: &mut Vec<Finding>) {
     if timeout.is_some_and(|timeout| timeout >= LONG_IDLE) {
         return;
     }
-    let limit = timeout.map_or("900 s".to_owned(), crate::text::length);
+    let limit = timeout.map_or("900 s".to_owned(), |limit| crate::text::length(limit).to_string());
     findings.push(
         Finding::new(
             Class::C15,

@@ -163,7 +163,9 @@ fn none(facts: &Facts, findings: &mut Vec<Finding>) {
         },
     );
     let configured = facts.node.config.as_ref().and_then(|config| config.sync_period);
-    let period = configured.filter(|period| !period.is_zero()).map_or("30 s".to_owned(), length);
+    let period = configured
+        .filter(|period| !period.is_zero())
+        .map_or("30 s".to_owned(), |period| length(period).to_string());
     if wrote {
         finding = finding
             .node(None, "kubeproxy_sync_proxy_rules_last_timestamp_seconds shows that they were written")
