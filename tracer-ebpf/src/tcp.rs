@@ -25,8 +25,8 @@ const NEW_SYN_RECV: u8 = 12;
 // `BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB` (include/uapi/linux/bpf.h).
 const PASSIVE_ESTABLISHED: u32 = 5;
 
-/// `tcp_init_transfer(sk, bpf_op[, skb])`: a handshake ended well. The server's socket changes its state later, the client's
-/// before.
+/// `tcp_init_transfer(sk, bpf_op[, skb])`: a handshake ended well; with TCP Fast Open, the server accepted the SYN's data. The
+/// server's socket changes its state later, the client's before.
 #[inline(always)]
 fn on_established(ctx: &impl Entry) {
     let from = if ctx.argument(1) as u32 == PASSIVE_ESTABLISHED { SYN_RECV } else { SYN_SENT };
