@@ -7,7 +7,7 @@ use std::{fs::File, path::Path};
 use anyhow::Context as _;
 
 use crate::{
-    cli::{Outcome, ResultExt as _, args::ExplainPcapOptions, replay},
+    cli::{Outcome, ResultExt as _, args::ExplainPcapOptions, recording_file, replay},
     pcap::{self, Assembly, Ending, Recorded, Tuples},
     recording::{Player, Sightings, is_irregular},
     report::{Output, Printer, pcap as report, record_line, yaml_document},
@@ -93,19 +93,10 @@ fn read<T>(
 /// Adds a recording. Returns its missing parts.
 fn add(recorded: &mut Recorded, path: &Path, tuples: &Tuples) -> anyhow::Result<Vec<String>> {
     let what = || format!("cannot read the recording {}", path.display());
-    let mut sightings = Sightings::open(open(path)?).with_context(what)?;
+    let mut sightings = Sightings::open(recording_file(path, what)?).with_context(what)?;
     let name = path.display().to_string();
     recorded.add_sightings(&name, tuples, &mut sightings).with_context(what)?;
-    let mut player = Player::open(open(path)?, Detail::All).with_context(what)?;
+    let mut player = Player::open(recording_file(path, what)?, Detail::All).with_context(what)?;
     let end = recorded.add_verdicts(tuples, &mut player).with_context(what)?;
     Ok(replay::lacks(&player, end.is_some()))
-}
-
-fn open(path: &Path) -> anyhow::Result<File> {
-    let what = || format!("cannot read the recording {}", path.display());
-    if is_irregular(path) {
-        return Err(anyhow::anyhow!("{}: it is not a regular file", what()))
-            .hint(|| "store the recording in a file first".to_owned());
-    }
-    File::open(path).with_context(what).hint(|| "`viptrace trace --record FILE` makes one".to_owned())
 }

@@ -34,6 +34,7 @@ pub(crate) mod trace;
 
 use std::{
     ffi::{OsStr, OsString},
+    fs::File,
     path::Path,
     process::ExitCode,
 };
@@ -47,6 +48,7 @@ use crate::{
     cli::args::{Cli, Global, Verb},
     error::sentence,
     plugin::guard,
+    recording::is_irregular,
     report::{OutputError, Printer, Verbosity},
 };
 
@@ -173,6 +175,15 @@ fn usage(error: &clap::Error) -> ExitCode {
         Ok(()) | Err(OutputError::Closed) => ExitCode::SUCCESS,
         Err(OutputError::Io(_)) => ExitCode::from(1),
     }
+}
+
+/// Opens a recording that is read from one file. `place` begins the error.
+fn recording_file(path: &Path, place: impl Fn() -> String) -> anyhow::Result<File> {
+    if is_irregular(path) {
+        return Err(anyhow::anyhow!("{}: it is not a regular file", place()))
+            .hint(|| "store the recording in a file first".to_owned());
+    }
+    File::open(path).with_context(place).hint(|| "`viptrace trace --record FILE` makes one".to_owned())
 }
 
 fn is_closed_output(error: &anyhow::Error) -> bool {

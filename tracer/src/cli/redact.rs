@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, anyhow};
 
 use crate::{
-    cli::{Outcome, ResultExt as _, args::RedactArgs},
+    cli::{Outcome, ResultExt as _, args::RedactArgs, recording_file},
     error::{Hint as _, sentence},
     platform,
     recording::{self, RedactError, Redacted, Redaction, Substitutes, Tape, Tapes, UnusableFile},
@@ -37,13 +37,7 @@ pub(super) fn run(args: &RedactArgs, mut printer: Printer) -> anyhow::Result<Out
 /// One file as another one.
 fn one(path: &Path, out: &Path, force: bool, printer: &mut Printer) -> anyhow::Result<Outcome> {
     let place = || format!("cannot redact {}", path.display());
-    if recording::is_irregular(path) {
-        return Err(anyhow!("cannot redact {}: it is not a regular file", path.display()))
-            .hint(|| "store the recording in a file first".to_owned());
-    }
-    let file = fs::File::open(path)
-        .with_context(place)
-        .hint(|| "`viptrace trace --record FILE` makes one".to_owned())?;
+    let file = recording_file(path, place)?;
     if is_same(path, out) {
         return Err(anyhow!("cannot redact {} into itself", path.display()))
             .hint(|| "name another file with --out".to_owned());

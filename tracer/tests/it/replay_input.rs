@@ -112,11 +112,19 @@ fn a_pipe_is_refused_and_not_opened() {
     let pipe = terminal.path().join("node/pipe.viptrace");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let (file, pipe) = ("node/a.viptrace", "node/pipe.viptrace");
+    let loopback = "{listen: '127.0.0.1:0'}";
+    let socket = terminal.path().join("agent.sock");
+    let yaml = format!(
+        "version: 1\nmetrics: {loopback}\nhealth: {loopback}\nstream: {{socket: '{}'}}\n",
+        socket.display()
+    );
+    terminal.write("agent.yaml", yaml);
     for command in [
         format!("replay {pipe}"),
         format!("replay {pipe} -o counts"),
         format!("redact {pipe} --out public.viptrace"),
         format!("explain-pcap {pipe} --recording {file}"),
+        format!("agent --config agent.yaml --from {pipe}"),
     ] {
         let read = terminal.run(&command);
         assert!(read.contains("it is not a regular file") && read.contains("[exit status 1]"), "{read}");

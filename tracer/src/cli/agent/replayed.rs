@@ -1,13 +1,13 @@
 //! The agent with a recording as its source, to try out alerts and the dashboard.
 
-use std::{fs::File, path::Path, time::Duration};
+use std::{path::Path, time::Duration};
 
 use anyhow::Context as _;
 use tokio::signal::unix::Signal;
 
 use crate::{
     agent::Agent,
-    cli::{ResultExt as _, stop::Stop},
+    cli::{recording_file, stop::Stop},
     recording::{Player, Step},
     session::Detail,
 };
@@ -24,9 +24,7 @@ pub(super) async fn run(
     hangup: &mut Signal,
 ) -> anyhow::Result<()> {
     let place = || format!("cannot replay {}", path.display());
-    let file = File::open(path)
-        .with_context(place)
-        .hint(|| "`viptrace trace --record FILE` makes one".to_owned())?;
+    let file = recording_file(path, place)?;
     let mut player = Player::open(file, Detail::Faults).with_context(place)?;
     agent.ready(player.header().clone());
     let mut steps = 0;
