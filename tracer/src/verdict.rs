@@ -96,7 +96,7 @@ impl Verdict {
 
     /// Whether the flow broke and no rule explains it.
     pub fn is_unexplained(&self) -> bool {
-        self.class == Class::Unknown && self.severity != Severity::None
+        is_unexplained(self.class, self.severity)
     }
 
     /// Whether the flow looks healthy, but events were lost while it was watched, so that it is not called so.
@@ -106,8 +106,17 @@ impl Verdict {
 
     /// Whether the flow is a fault or broke without an explanation.
     pub(crate) fn has_failed(&self) -> bool {
-        self.is_fault() || self.is_unexplained()
+        has_failed(self.class, self.severity)
     }
+}
+
+/// Whether a flow of this class and severity is a fault or broke without an explanation.
+pub(crate) fn has_failed(class: Class, severity: Severity) -> bool {
+    class.is_fault() || is_unexplained(class, severity)
+}
+
+fn is_unexplained(class: Class, severity: Severity) -> bool {
+    class == Class::Unknown && severity != Severity::None
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]

@@ -137,8 +137,7 @@ impl LiveTable {
     }
 
     pub(super) fn fold(&mut self, folded: &Folded) {
-        let Form { view, .. } = self.form;
-        if view.shows(&folded.verdict) || view.folds(&folded.verdict) {
+        if self.form.view.counts(&folded.verdict) {
             self.groups.add_folded(folded, false);
             self.dirty = true;
         }

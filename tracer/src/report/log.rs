@@ -68,8 +68,7 @@ impl LogTable {
     }
 
     pub(super) fn fold(&mut self, folded: &Folded, now: Instant) {
-        let Form { view, .. } = self.form;
-        if !view.shows(&folded.verdict) && !view.folds(&folded.verdict) {
+        if !self.form.view.counts(&folded.verdict) {
             return;
         }
         let first = self.groups.add_folded(folded, self.with_addresses());

@@ -142,6 +142,11 @@ impl View {
         self == Self::All || verdict.has_failed()
     }
 
+    /// Whether flows that share this verdict are counted in a line.
+    fn counts(self, verdict: &Verdict) -> bool {
+        self.shows(verdict) || self.folds(verdict)
+    }
+
     /// Whether this verdict is counted in a folded line.
     fn folds(self, verdict: &Verdict) -> bool {
         self == Self::Default && (verdict.class == Class::Ok || verdict.is_healthy_near_a_loss())

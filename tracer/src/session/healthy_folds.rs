@@ -156,19 +156,20 @@ impl HealthyFolds {
 
     /// Drops all verdicts and keeps the counts.
     pub(super) fn clear(&mut self) {
-        for key in std::mem::take(&mut self.counted) {
-            self.retired.extend(self.known.get_mut(&key).and_then(|template| template.tally.take()));
-        }
+        self.retire_all();
         self.known.clear();
     }
 
     /// The flows counted since the last call.
     pub(super) fn take(&mut self) -> Vec<Folded> {
-        let mut taken = std::mem::take(&mut self.retired);
+        self.retire_all();
+        std::mem::take(&mut self.retired)
+    }
+
+    fn retire_all(&mut self) {
         for key in self.counted.drain(..) {
-            taken.extend(self.known.get_mut(&key).and_then(|template| template.tally.take()));
+            self.retired.extend(self.known.get_mut(&key).and_then(|template| template.tally.take()));
         }
-        taken
     }
 
     fn retire(&mut self, key: &Key) {

@@ -679,7 +679,7 @@ impl Pipeline {
                 self.arrive(flow);
                 return None;
             };
-            if let Some(key) = self.known_key(flow, before.as_ref(), &found, shares) {
+            if let Some(key) = self.known_key(flow, before.as_ref(), &found) {
                 self.suppressed.attribute(flow, found.key.service.as_ref());
                 self.before.remove(&flow.id);
                 if flow.may_follow() {
@@ -719,26 +719,22 @@ impl Pipeline {
         Some(Judged { verdict, before, connect_time: flow.connect_time(), last_seen: flow.last_seen })
     }
 
-    /// The key under which the flow stays counted, if its verdict is equal to its earlier one, or is counted now, if it
-    /// shares that of another flow.
+    /// The key under which the flow stays counted, if its verdict is equal to its earlier one, or is counted now, if it has
+    /// none and shares that of another flow.
     fn known_key(
         &mut self,
         flow: &Flow,
         before: Option<&Arc<VerdictKey>>,
         found: &Outline,
-        shares: bool,
     ) -> Option<Arc<VerdictKey>> {
         // An equal verdict is not reported again, so that the flow stays counted under the earlier one.
         let is_equal = |before: &&Arc<VerdictKey>| {
             before.class == found.key.class && before.has_failed == found.key.has_failed
         };
-        if let Some(before) = before {
-            return Some(before).filter(is_equal).map(Arc::clone);
+        match before {
+            Some(_) => before.filter(is_equal).map(Arc::clone),
+            None => self.causes.fold(flow, found, &self.cluster.history).map(Arc::clone),
         }
-        if !shares {
-            return None;
-        }
-        self.causes.fold(flow, found, &self.cluster.history).map(Arc::clone)
     }
 
     /// Notes a flow that concerns no Service, where each flow is wanted.

@@ -9,11 +9,11 @@ use super::{
     verdict_time,
 };
 use crate::{
-    class::{Class, Domain, Severity},
+    class::{Class, Domain},
     cluster::{History, Key, Membership},
     flow::{Decision, Flow},
     sighting::Hook,
-    verdict::{EvidenceType, FlowRef, Mitigation, ServiceRef, Text, Verdict, VerdictKey},
+    verdict::{EvidenceType, FlowRef, Mitigation, ServiceRef, Text, Verdict, VerdictKey, has_failed},
 };
 
 /// Metadata older than this, in seconds, may lack the explanation of the flow.
@@ -136,7 +136,7 @@ impl<'a> Ruling<'a> {
 
     pub(super) fn outline(&self) -> Outline {
         let Finding { class, confidence, severity, .. } = self.finding;
-        let has_failed = class.is_fault() || class == Class::Unknown && severity != Severity::None;
+        let has_failed = has_failed(class, severity);
         let key = VerdictKey { class, has_failed, service: self.service(), endpoint: self.endpoint() };
         Outline { key, confidence, severity }
     }
