@@ -11,6 +11,7 @@ mod crossing;
 mod folded;
 mod grace;
 mod healthy_folds;
+mod judging;
 mod latency;
 mod summary;
 mod suppressed;
@@ -30,7 +31,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     cluster::{Address, Cluster, Key, Membership, Update},
-    diagnosis::{self, Context, HookGap, OtherFlows, Outline, Translations, Words},
+    diagnosis::{HookGap, OtherFlows, Translations},
     flow::{Counters, Flow, FlowTable, Limits, Suppressed},
     net::Netns,
     node::Snapshot,
@@ -58,14 +59,6 @@ pub use unjudged::NotJudged;
 pub use wall_clock::WallStep;
 pub(crate) use wall_clock::WallSteps;
 
-/// The most flows that wait for a read of the node; beyond it the oldest is judged with the known facts.
-const MAX_WAITING: usize = 16_384;
-/// The most verdicts of one step, a few KiB each, and the most flows that one step takes: healthy flows that share a
-/// verdict cost little.
-const MAX_VERDICTS: usize = 256;
-const MAX_TAKEN: usize = 4096;
-/// The most flows that are not over whose last verdict is remembered.
-const MAX_BEFORE: usize = 65_536;
 /// The most gaps of hooks that are kept: two for each hook.
 const MAX_HOOK_GAPS: usize = 64;
 
@@ -544,242 +537,5 @@ impl Pipeline {
             judgements.map_times(|time| clock.unix(time));
         }
         judgements
-    }
-
-    /// Whether a step has as many verdicts as it may. Those that are only counted fill it too: a replay judges each flow when
-    /// the live trace did.
-    fn is_full(&self, judged: &[Judged]) -> bool {
-        judged.len() + self.causes.len() >= MAX_VERDICTS
-    }
-
-    fn judge_ready(&mut self, now: Timestamp, judged: &mut Vec<Judged>) {
-        while !self.is_full(judged)
-            && let Some(flow) = self.ready.pop_front()
-        {
-            judged.extend(self.judge_flow(&flow, now));
-        }
-    }
-
-    fn judge_settled(&mut self, now: Timestamp) -> Vec<Judged> {
-        let mut judged = Vec::new();
-        self.judge_ready(now, &mut judged);
-        let mut taken = 0;
-        let mut settled = self.flows.take_settled();
-        while !self.is_full(&judged)
-            && taken < MAX_TAKEN
-            && let Some(flow) = settled.pop_front()
-        {
-            taken += 1;
-            if let Some(crossings) = &mut self.crossings
-                && flow.revision <= 1
-            {
-                crossings.extend(Crossing::of(&flow));
-            }
-            if self.fold(&flow) {
-                continue;
-            }
-            self.note(&flow, now);
-            self.judge_or_wait(flow, now, true, &mut judged);
-        }
-        self.flows.return_settled(settled);
-        let until = if self.is_finished { Timestamp::MAX } else { now };
-        while !self.is_full(&judged)
-            && taken < MAX_TAKEN
-            && let Some(flow) = self.undecided.pop_due(until)
-        {
-            taken += 1;
-            self.judge_or_wait(flow, now, false, &mut judged);
-        }
-        judged
-    }
-
-    /// Judges the flow, unless it waits for the cluster's metadata, if it may, or for a read of the node.
-    fn judge_or_wait(
-        &mut self,
-        flow: Arc<Flow>,
-        now: Timestamp,
-        for_cluster: bool,
-        judged: &mut Vec<Judged>,
-    ) {
-        let fresh = self.node_read_began.is_some_and(|began| began >= flow.first_seen);
-        let ctx = self.context(now);
-        let until = diagnosis::end_of_grace(&flow, &ctx);
-        let is_early = for_cluster && now < until;
-        let is_wrong = (is_early || !fresh) && diagnosis::is_endpoint_wrong(&flow, &ctx);
-        if is_early && is_wrong {
-            if self.undecided.len() >= self.bounded(MAX_WAITING)
-                && let Some(oldest) = self.undecided.pop()
-            {
-                self.judge_or_wait(oldest, now, false, judged);
-            }
-            self.undecided.push(until, flow);
-            return;
-        }
-        if fresh || !self.depends_on_node(&flow, &ctx, is_wrong) {
-            judged.extend(self.judge_flow(&flow, now));
-            return;
-        }
-        if self.waiting.len() >= self.bounded(MAX_WAITING)
-            && let Some(oldest) = self.waiting.pop_front()
-        {
-            judged.extend(self.judge_flow(&oldest, now));
-        }
-        self.waiting.push_back(flow);
-    }
-
-    /// Counts the flow if it shares the verdict of an earlier healthy one.
-    fn fold(&mut self, flow: &Flow) -> bool {
-        if self.settings.detail == Detail::All || flow.revision > 1 {
-            return false;
-        }
-        let Some(decision) = flow.decision(self.settings.node_netns) else { return false };
-        if decision.endpoint().is_none() {
-            return false;
-        }
-        let endpoint = decision.ct.reply.src;
-        let Some(found) = self.healthy.fold(flow, endpoint, &self.cluster.history) else { return false };
-        if found.is_cluster_ip {
-            self.translations.translated(flow.orig.dst.socket(), decision.time);
-        }
-        if flow.ended.is_none() {
-            let key = Arc::clone(found.verdict_key);
-            self.remember(flow.id, key);
-        }
-        true
-    }
-
-    /// Whether the node's state can matter: for a flow to a Service that got no endpoint and was not refused, or that
-    /// found the conntrack table full; for one whose endpoint no slice lists; or for one that a rule stopped.
-    fn depends_on_node(&self, flow: &Flow, ctx: &Context<'_>, is_endpoint_wrong: bool) -> bool {
-        if diagnosis::is_stopped_by_rule(flow) && diagnosis::is_to_service(flow, ctx) {
-            return true;
-        }
-        if flow.endpoint(self.settings.node_netns).is_some() {
-            // kube-proxy's figures show the cause of stale rules, and rules of another writer may have chosen it.
-            return is_endpoint_wrong;
-        }
-        let refused = flow.trouble.as_ref().is_some_and(|trouble| trouble.refusal.is_some());
-        !refused && !flow.outcome().is_success() && diagnosis::is_to_service(flow, ctx)
-    }
-
-    fn note(&mut self, flow: &Flow, now: Timestamp) {
-        let mut translations = std::mem::take(&mut self.translations);
-        translations.note(flow, &self.context(now));
-        self.translations = translations;
-    }
-
-    fn judge_flow(&mut self, flow: &Flow, now: Timestamp) -> Option<Judged> {
-        let before = self.before.get(&flow.id).map(Arc::clone);
-        // Of a flow with a verdict, and of one of many with a cause, no words may be wanted.
-        let shares =
-            self.settings.detail == Detail::Causes && flow.revision <= 1 && !diagnosis::is_plain(flow);
-        let mut outline = None;
-        if before.is_some() || shares {
-            let Some(found) = diagnosis::outline(flow, &self.context(now)) else {
-                self.arrive(flow);
-                return None;
-            };
-            if let Some(key) = self.known_key(flow, before.as_ref(), &found) {
-                self.suppressed.attribute(flow, found.key.service.as_ref());
-                self.before.remove(&flow.id);
-                if flow.may_follow() {
-                    self.remember(flow.id, key);
-                }
-                return None;
-            }
-            outline = shares.then_some(found);
-        }
-        let Some(judgement) = diagnosis::judge_lasting(flow, &self.context(now)) else {
-            self.arrive(flow);
-            return None;
-        };
-        self.before.remove(&flow.id);
-        let mut verdict = judgement.verdict;
-        self.suppressed.attribute(flow, verdict.service.as_ref());
-        // A later flow may lack gaps that this one has, or have further ones.
-        let since_then = |time: Option<Timestamp>| time.is_some_and(|time| time > flow.first_seen);
-        let has_changed = self.hook_gaps.iter().any(|gap| since_then(gap.from) || since_then(gap.until));
-        let lasting = judgement
-            .lasting
-            .filter(|_| self.settings.detail != Detail::All && flow.revision <= 1 && !has_changed);
-        if lasting.is_some() || flow.may_follow() {
-            let key = Arc::new(verdict.key());
-            if flow.may_follow() {
-                self.remember(flow.id, Arc::clone(&key));
-            }
-            if let Some(lasting) = lasting {
-                self.healthy.keep(flow, lasting, Arc::new(verdict.clone()), key, &self.cluster.history);
-            }
-        }
-        self.changes.list_in(&mut verdict, &self.cluster.history, self.settings.node_name.as_deref());
-        if let Some(outline) = outline {
-            debug_assert_eq!(outline, Outline::of(&verdict), "without words it is another verdict");
-            self.causes.keep(outline, &verdict);
-        }
-        Some(Judged { verdict, before, connect_time: flow.connect_time(), last_seen: flow.last_seen })
-    }
-
-    /// The key under which the flow stays counted, if its verdict is equal to its earlier one, or is counted now, if it has
-    /// none and shares that of another flow.
-    fn known_key(
-        &mut self,
-        flow: &Flow,
-        before: Option<&Arc<VerdictKey>>,
-        found: &Outline,
-    ) -> Option<Arc<VerdictKey>> {
-        // An equal verdict is not reported again, so that the flow stays counted under the earlier one.
-        let is_equal = |before: &&Arc<VerdictKey>| {
-            before.class == found.key.class && before.has_failed == found.key.has_failed
-        };
-        match before {
-            Some(_) => before.filter(is_equal).map(Arc::clone),
-            None => self.causes.fold(flow, found, &self.cluster.history).map(Arc::clone),
-        }
-    }
-
-    /// Notes a flow that concerns no Service, where each flow is wanted.
-    fn arrive(&mut self, flow: &Flow) {
-        if self.settings.detail != Detail::All || self.arrivals.len() >= MAX_VERDICTS {
-            return;
-        }
-        let fate = if flow.was_answered() {
-            Fate::Answered
-        } else if diagnosis::is_stopped_by_rule(flow) {
-            Fate::Stopped
-        } else {
-            Fate::Other
-        };
-        self.arrivals.push(Arrival { client: flow.orig.src.socket(), to: flow.orig.dst.socket(), fate });
-    }
-
-    /// The limit for state of flows outside the table: no more than the table holds, so that one limit bounds the
-    /// memory.
-    fn bounded(&self, limit: usize) -> usize {
-        limit.min(self.settings.limits.max_flows)
-    }
-
-    /// Remembers the verdict of a flow that may be handed out again.
-    fn remember(&mut self, id: u64, key: Arc<VerdictKey>) {
-        if self.before.len() >= self.bounded(MAX_BEFORE) {
-            self.before.pop_first();
-        }
-        self.before.insert(id, key);
-    }
-
-    fn context(&self, now: Timestamp) -> Context<'_> {
-        Context {
-            cluster: &self.cluster.history,
-            node: &self.node,
-            node_name: self.settings.node_name.as_deref(),
-            node_netns: self.settings.node_netns,
-            missing_hooks: &self.settings.missing_hooks,
-            hook_gaps: &self.hook_gaps,
-            drop_reasons: self.settings.drop_reasons,
-            translations: &self.translations,
-            grace: self.grace,
-            now,
-            metadata_age: self.cluster.metadata_age(now),
-            words: Words::Written,
-        }
     }
 }
