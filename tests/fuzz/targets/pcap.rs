@@ -8,11 +8,11 @@ fuzz_target!(|bytes: &[u8]| {
     let length = bytes.len() as u64;
     let Ok(found) = tuples(bytes, length) else { return };
     let recorded = Recorded::default();
-    let mut assembly = Assembly::new(&recorded);
+    let mut assembly = Assembly::default();
     let mut packets = 0;
     let ending = read(bytes, length, |packet| {
         packets += 1;
-        assembly.add(packet);
+        assembly.add(packet, &recorded);
     })
     .unwrap();
     assert!(packets <= ending.packets);

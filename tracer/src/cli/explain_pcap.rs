@@ -7,9 +7,9 @@ use std::{fs::File, path::Path};
 use anyhow::Context as _;
 
 use crate::{
-    cli::{Outcome, ResultExt as _, args::ExplainPcapOptions, recording_file, replay},
+    cli::{Outcome, ResultExt as _, args::ExplainPcapOptions, replay},
     pcap::{self, Assembly, Ending, Recorded, Tuples},
-    recording::{Player, Sightings, is_irregular},
+    recording::{Tape, Tapes, is_irregular},
     report::{Output, Printer, pcap as report, record_line, yaml_document},
     session::Detail,
     text::{count, safe},
@@ -18,18 +18,18 @@ use crate::{
 /// Explains the capture.
 pub(super) fn run(options: &ExplainPcapOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
     let (tuples, _) = read(&options.capture, pcap::tuples)?;
-    let mut is_complete = true;
-    let mut recorded = Recorded::default();
-    for path in &options.recordings {
-        let lacks = add(&mut recorded, path, &tuples)?;
-        is_complete &= lacks.is_empty();
-        for lack in lacks {
-            printer.warn(&format!("{}: {lack}", path.display()));
-        }
+    let (mut recorded, lacks) = recorded(options, &tuples)?;
+    let mut is_complete = lacks.is_empty();
+    for lack in lacks {
+        printer.warn(&lack);
     }
-    let mut assembly = Assembly::new(&recorded);
-    let (ending, name) =
-        read(&options.capture, |source, length| pcap::read(source, length, |packet| assembly.add(packet)))?;
+    let (mut assembly, mut ending, name) = assemble(options, &recorded)?;
+    if recorded.follow_clock_of(&assembly.beginnings()) {
+        (assembly, ending, _) = assemble(options, &recorded)?;
+    }
+    for note in recorded.clock_notes() {
+        printer.note(&safe(&note));
+    }
     let mut lacks = ending.missing.iter().cloned().collect::<Vec<_>>();
     is_complete &= lacks.is_empty();
     lacks.extend(tuples.remarks());
@@ -45,6 +45,45 @@ pub(super) fn run(options: &ExplainPcapOptions, mut printer: Printer) -> anyhow:
         false if is_complete => Outcome::Clean,
         false => Outcome::Incomplete,
     })
+}
+
+/// What the recordings have for these tuples, and what is missing from them.
+fn recorded(options: &ExplainPcapOptions, tuples: &Tuples) -> anyhow::Result<(Recorded, Vec<String>)> {
+    let paths = &options.recordings;
+    let found = Tapes::find(paths, Detail::All).map_err(|file| replay::no_file(file, paths))?;
+    if found.tapes.is_empty() {
+        return Err(replay::nothing_in(&found.skipped, paths));
+    }
+    let mut lacks = replay::unusable(&found.skipped, found.skipped_more);
+    let mut recorded = Recorded::default();
+    for mut tape in found.tapes {
+        let name = name(&tape);
+        recorded.add(name.clone(), tuples, &mut tape)?;
+        let missing = replay::missing(&tape, false);
+        lacks.extend(missing.into_iter().map(|lack| format!("{}: {lack}", safe(&name))));
+    }
+    Ok((recorded, lacks))
+}
+
+/// A trace's only file, or its node with the first of its files.
+fn name(tape: &Tape) -> String {
+    let first = tape.paths().first().map(|path| path.display().to_string()).unwrap_or_default();
+    match tape.files() {
+        0 | 1 => first,
+        files => {
+            let node = tape.header().node_name.as_deref().unwrap_or("an unnamed node");
+            format!("{node} ({}, the first is {first})", count(files as u64, "file"))
+        }
+    }
+}
+
+/// Reads the packets of the capture. Returns its connections, its end, and the file's name.
+fn assemble(options: &ExplainPcapOptions, recorded: &Recorded) -> anyhow::Result<(Assembly, Ending, String)> {
+    let mut assembly = Assembly::default();
+    let (ending, name) = read(&options.capture, |source, length| {
+        pcap::read(source, length, |packet| assembly.add(packet, recorded))
+    })?;
+    Ok((assembly, ending, name))
 }
 
 fn show(
@@ -88,15 +127,4 @@ fn read<T>(
     let result = read(file, length).with_context(what)?;
     let name = path.file_name().map_or_else(|| path.to_string_lossy(), std::ffi::OsStr::to_string_lossy);
     Ok((result, safe(&name).into_owned()))
-}
-
-/// Adds a recording. Returns its missing parts.
-fn add(recorded: &mut Recorded, path: &Path, tuples: &Tuples) -> anyhow::Result<Vec<String>> {
-    let what = || format!("cannot read the recording {}", path.display());
-    let mut sightings = Sightings::open(recording_file(path, what)?).with_context(what)?;
-    let name = path.display().to_string();
-    recorded.add_sightings(&name, tuples, &mut sightings).with_context(what)?;
-    let mut player = Player::open(recording_file(path, what)?, Detail::All).with_context(what)?;
-    let end = recorded.add_verdicts(tuples, &mut player).with_context(what)?;
-    Ok(replay::lacks(&player, end.is_some()))
 }

@@ -35,8 +35,7 @@ use crate::{
     time::Timestamp,
 };
 use clocks::{clock_note, unaligned};
-pub(super) use lacks::lacks;
-use lacks::missing;
+pub(super) use lacks::{missing, unusable};
 
 /// How long before `--since` events are observed: a connection that began earlier counts as begun before the recording.
 const EARLIER: Duration = Duration::from_mins(15);
@@ -230,7 +229,7 @@ pub(super) fn open(options: &ReplayOptions) -> anyhow::Result<Opened> {
     let mut warnings: Vec<_> = narrowed.collect();
     warnings.extend(unaligned(&timeline));
     warnings.extend(recorded_twice(&timeline));
-    let mut lacks = lacks::unusable(&timeline.skipped, timeline.skipped_more);
+    let mut lacks = unusable(&timeline.skipped, timeline.skipped_more);
     let asked = options.selection.clone();
     let mut span = Span::ALL;
     if asked.has_times() {
@@ -313,7 +312,7 @@ impl Opened {
         let mut reasons = Vec::new();
         for (index, track) in self.timeline.tracks().iter().enumerate() {
             let place = if several { format!("{}: ", safe(track.name())) } else { String::new() };
-            let found = missing(track, is_reached(&self.timeline, index, span.to));
+            let found = missing(track.tape(), is_reached(&self.timeline, index, span.to));
             lacks.extend(found.iter().map(|lack| format!("{place}{lack}")));
             let Some(beside) = beside(&self.timeline, index) else { continue };
             let end = track.tape().end();
@@ -367,7 +366,7 @@ fn beside(timeline: &Timeline, track: usize) -> Option<Beside<'_>> {
 }
 
 /// The error of a path that cannot be replayed. It may be meant as a Service, as `viptrace trace` takes one.
-fn no_file(file: UnusableFile, paths: &[PathBuf]) -> anyhow::Error {
+pub(super) fn no_file(file: UnusableFile, paths: &[PathBuf]) -> anyhow::Error {
     let name = file.path.to_string_lossy().into_owned();
     let is_missing = !file.path.exists();
     let error = anyhow::Error::from(file);
@@ -380,7 +379,7 @@ fn no_file(file: UnusableFile, paths: &[PathBuf]) -> anyhow::Error {
 }
 
 /// Why there is no recording.
-fn nothing_in(skipped: &[UnusableFile], paths: &[PathBuf]) -> anyhow::Error {
+pub(super) fn nothing_in(skipped: &[UnusableFile], paths: &[PathBuf]) -> anyhow::Error {
     if let Some(file) = skipped.first() {
         return file.clone().into();
     }

@@ -23,9 +23,8 @@ const MAX_LINES: usize = 1 << 18;
 const MAX_SYNS: usize = 256;
 
 /// The connections of a capture.
-#[derive(Debug)]
-pub struct Assembly<'a> {
-    recorded: &'a Recorded,
+#[derive(Debug, Default)]
+pub struct Assembly {
     pub(super) connections: Vec<Connection>,
     /// The latest connection of each tuple that a client used, in canonical form.
     current: HashMap<Tuple, usize, RandomState>,
@@ -53,23 +52,11 @@ struct Syn {
     tuple: Tuple,
 }
 
-impl<'a> Assembly<'a> {
-    pub fn new(recorded: &'a Recorded) -> Self {
-        Self {
-            recorded,
-            connections: Vec::new(),
-            current: HashMap::default(),
-            aliases: HashMap::default(),
-            syns: VecDeque::new(),
-            lines: 0,
-            without_room: 0,
-        }
-    }
-
+impl Assembly {
     /// Takes one packet. Packets without a tuple are counted by [`Tuples`](super::Tuples).
-    pub fn add(&mut self, packet: &Packet<'_>) {
+    pub fn add(&mut self, packet: &Packet<'_>, recorded: &Recorded) {
         let Ok(head) = head(packet) else { return };
-        let (orig, from_client, is_oriented) = self.route(&head, packet.time);
+        let (orig, from_client, is_oriented) = self.route(&head, packet.time, recorded);
         let key = canonical(orig);
         let current = self.current.get(&key).copied().filter(|at| {
             !(from_client
@@ -94,6 +81,12 @@ impl<'a> Assembly<'a> {
         self.lines += usize::from(connection.add(&head, packet.time, from_client, lists));
     }
 
+    /// When the connections began of which a SYN was captured, by their tuples in canonical form.
+    pub(crate) fn beginnings(&self) -> Vec<(Tuple, Timestamp)> {
+        let begun = self.connections.iter().filter(|connection| connection.isn.is_some());
+        begun.filter_map(|connection| Some((canonical(connection.tuple), connection.first?))).collect()
+    }
+
     /// The packets without room, in words.
     pub(crate) fn remark(&self) -> Option<String> {
         (self.without_room > 0)
@@ -102,9 +95,9 @@ impl<'a> Assembly<'a> {
 
     /// The connection's tuple in the client's direction, whether the client sent a packet of this tuple, and whether
     /// that is certain.
-    fn route(&mut self, head: &Head, time: Option<Timestamp>) -> (Tuple, bool, bool) {
+    fn route(&mut self, head: &Head, time: Option<Timestamp>, recorded: &Recorded) -> (Tuple, bool, bool) {
         let key = canonical(head.tuple);
-        if let Some(found) = self.recorded.translation(key, time) {
+        if let Some(found) = recorded.translation(key, time) {
             return (found.orig, head.tuple == found.tuple, true);
         }
         if let Some(alias) = self.aliases.get(&key) {

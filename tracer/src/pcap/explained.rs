@@ -58,7 +58,7 @@ pub struct ExplainedFlow {
     pub icmp_packets: Vec<IcmpLine>,
     /// The first packets of the connection, at most 64.
     pub packet_list: Vec<PacketLine>,
-    /// The recording's file that has the verdict.
+    /// The recording that has the verdict: its file, or the node and the first of its files.
     pub recording: Option<String>,
     /// The verdict; `null` if no recording has the connection.
     pub verdict: Option<Verdict>,
@@ -160,7 +160,7 @@ pub struct SeenLine {
 }
 
 /// The connections of the capture, in the order of their first packets.
-pub fn explain(assembly: &Assembly<'_>, recorded: &Recorded, capture: &Ending) -> Vec<ExplainedFlow> {
+pub fn explain(assembly: &Assembly, recorded: &Recorded, capture: &Ending) -> Vec<ExplainedFlow> {
     let mut flows: Vec<ExplainedFlow> =
         assembly.connections.iter().map(|connection| explained(connection, recorded, capture)).collect();
     flows.sort_by_key(|flow| (flow.first, flow.client));
@@ -248,17 +248,14 @@ fn explained(connection: &Connection, recorded: &Recorded, capture: &Ending) -> 
 fn verdict<'a>(connection: &Connection, recorded: &'a Recorded) -> Option<&'a Found> {
     let found = recorded.verdicts(canonical(connection.tuple)).iter();
     let (Some(first), Some(last)) = (connection.first, connection.last) else {
-        return found.max_by_key(|found| found.verdict.flow.started);
+        return found.max_by_key(|found| found.started);
     };
-    let apart = |found: &&Found| {
-        let started = found.verdict.flow.started;
-        started.max(first).since(started.min(first))
-    };
+    let apart = |found: &&Found| found.started.max(first).since(found.started.min(first));
     if connection.isn.is_some() {
         return found.filter(|found| apart(found) <= SAME_BEGINNING).min_by_key(apart);
     }
     let until = last.saturating_add(SAME_BEGINNING);
-    found.filter(|found| found.verdict.flow.started <= until).max_by_key(|found| found.verdict.flow.started)
+    found.filter(|found| found.started <= until).max_by_key(|found| found.started)
 }
 
 /// Why no recording has a verdict for this connection.
@@ -266,12 +263,11 @@ fn absence(connection: &Connection, recorded: &Recorded) -> String {
     let key = canonical(connection.tuple);
     let others = recorded.verdicts(key);
     if let Some(nearest) = others.iter().min_by_key(|found| {
-        let started = found.verdict.flow.started;
-        connection.first.map(|first| started.max(first).since(started.min(first)))
+        connection.first.map(|first| found.started.max(first).since(found.started.min(first)))
     }) {
         return format!(
             "another connection of these addresses is in the recording, which began at {}",
-            nearest.verdict.flow.started.to_the_millisecond()
+            nearest.started.to_the_millisecond()
         );
     }
     let during: Vec<_> = recorded

@@ -5,9 +5,10 @@
 //!
 //! A capture is read twice, so that memory does not depend on its length: [`tuples`] finds the addresses in it,
 //! [`Recorded`] the connections and verdicts that recordings have for them, and [`Assembly`] the packets of each
-//! connection.
+//! connection; and once more if the connections show that its clock is another than a recording's (`clock`).
 
 mod assembly;
+mod clock;
 mod connection;
 mod explained;
 mod file;

@@ -4,18 +4,21 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    io::{self, Read, Seek},
+    fs::File,
     net::SocketAddr,
     time::Duration,
 };
 
 use foldhash::fast::RandomState;
 
-use super::{Tuples, canonical};
+use super::{
+    Tuples, canonical,
+    clock::{Ahead, Beginnings},
+};
 use crate::{
     cluster::Address,
     net::{Protocol, Tuple},
-    recording::{End, Observed, Player, Sightings, Step},
+    recording::{Observed, Sightings, Tape, UnusableFile},
     session::{Fate, Judgements},
     sighting::{Conntrack, Fact},
     text::count,
@@ -48,13 +51,16 @@ pub struct Recorded {
     left_out: u64,
 }
 
-/// One recording.
+/// One recording: the files of a trace.
 #[derive(Clone, Debug)]
 pub(super) struct Source {
     pub(super) name: String,
     pub(super) target: Option<String>,
+    /// On the capture's clock, as the end.
     pub(super) started: Timestamp,
     pub(super) ended: Timestamp,
+    /// How far the capture's clock is ahead of the recording's, if it is another one.
+    pub(super) ahead: Option<Ahead>,
     pub(super) lost_events: u64,
     /// Only failures and a sample of the other connections were reported.
     pub(super) is_sampled: bool,
@@ -63,7 +69,9 @@ pub(super) struct Source {
 /// A tuple of a connection after NAT, in the client's direction, since a time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Translation {
+    /// On the capture's clock.
     since: Timestamp,
+    recording: usize,
     pub(super) tuple: Tuple,
     /// From the client to the VIP.
     pub(super) orig: Tuple,
@@ -73,31 +81,45 @@ pub(super) struct Translation {
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) verdict: Verdict,
+    /// When its flow began, on the capture's clock.
+    pub(super) started: Timestamp,
     pub(super) recording: usize,
 }
 
 impl Recorded {
-    /// Keeps the translations of the capture's tuples. The recording's verdicts follow ([`Self::add_verdicts`]).
-    pub(crate) fn add_sightings<R: Read + Seek>(
-        &mut self,
-        name: &str,
-        tuples: &Tuples,
-        sightings: &mut Sightings<R>,
-    ) -> io::Result<()> {
-        let header = sightings.header();
-        let mut source = Source {
-            name: name.to_owned(),
+    /// Keeps the translations and the verdicts that a recording has for the capture's tuples. Plays it to its end.
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be read. One that cannot be opened is left out, as the played tape says.
+    pub(crate) fn add(&mut self, name: String, tuples: &Tuples, tape: &mut Tape) -> Result<(), UnusableFile> {
+        let header = tape.header();
+        self.recordings.push(Source {
+            name,
             target: header.target.clone(),
             started: header.started,
             ended: header.started,
+            ahead: None,
             lost_events: 0,
             is_sampled: false,
-        };
+        });
+        for path in tape.paths() {
+            let opened = File::open(path).ok().and_then(|file| Sightings::open(file).ok());
+            if let Some(mut sightings) = opened {
+                self.add_sightings(tuples, &mut sightings).map_err(|error| UnusableFile::io(path, &error))?;
+            }
+        }
+        self.add_verdicts(tuples, tape)
+    }
+
+    /// Keeps the translations in a file of the recording that was added last.
+    fn add_sightings(&mut self, tuples: &Tuples, sightings: &mut Sightings<File>) -> std::io::Result<()> {
+        let (mut ended, mut is_sampled) = (Timestamp::MIN, false);
         while let Some(Observed { sighting, unix, .. }) = sightings.next_sighting()? {
-            source.ended = source.ended.max(unix);
+            ended = ended.max(unix);
             let ct = match &sighting.fact {
                 Fact::Conntrack(fact) => {
-                    source.is_sampled |= fact.note.handed_over.is_some();
+                    is_sampled |= fact.note.handed_over.is_some();
                     Some(fact.ct)
                 }
                 Fact::Packet(fact) => fact.ct,
@@ -112,7 +134,10 @@ impl Recorded {
                 self.add_entry(unix, &ct, tuples);
             }
         }
-        self.recordings.push(source);
+        if let Some(source) = self.recordings.last_mut() {
+            source.ended = source.ended.max(ended);
+            source.is_sampled |= is_sampled;
+        }
         Ok(())
     }
 
@@ -133,6 +158,7 @@ impl Recorded {
         if !tuples.has(tuple) {
             return;
         }
+        let recording = self.latest();
         let known = self.translations.entry(canonical(tuple)).or_default();
         if known.iter().rev().any(|known| known.orig == orig && known.tuple == tuple) {
             return;
@@ -143,7 +169,7 @@ impl Recorded {
         }
         self.kept_translations += 1;
         self.translated.insert(canonical(orig));
-        known.push(Translation { since, tuple, orig });
+        known.push(Translation { since, recording, tuple, orig });
     }
 
     /// The translation in force for a packet of this tuple, in canonical form.
@@ -154,23 +180,12 @@ impl Recorded {
         in_force.or_else(|| known.iter().min_by_key(|known| known.since))
     }
 
-    /// Plays the recording that was added last, and keeps the verdicts for the capture's tuples. Returns the recording's
-    /// end, if it has one.
-    pub(crate) fn add_verdicts<R: Read + Seek>(
-        &mut self,
-        tuples: &Tuples,
-        player: &mut Player<R>,
-    ) -> io::Result<Option<End>> {
-        let mut end = None;
-        while let Some(step) = player.step()? {
-            match step {
-                Step::Judged { judgements, .. } => self.keep(judgements, tuples),
-                Step::Ended(ended) => end = Some(ended),
-            }
-        }
-        while let Some(judgements) = player.cut_off() {
+    /// Plays the recording that was added last, and keeps the verdicts for the capture's tuples.
+    fn add_verdicts(&mut self, tuples: &Tuples, tape: &mut Tape) -> Result<(), UnusableFile> {
+        while let Some((judgements, _)) = tape.step()? {
             self.keep(judgements, tuples);
         }
+        let Some(player) = tape.player() else { return Ok(()) };
         let history = &player.pipeline().cluster().history;
         let is_service = |addr: SocketAddr, protocol: Protocol| {
             history.lookup(addr, protocol, player.now()) != Address::Other
@@ -183,11 +198,66 @@ impl Recorded {
             }
         }
         if let Some(source) = self.recordings.last_mut() {
-            let ended = end.as_ref().map_or(player.now(), |end: &End| end.ended);
+            let ended = tape.end().map_or(player.now(), |end| end.ended);
             source.ended = source.ended.max(ended);
             source.lost_events = player.pipeline().lost_events();
         }
-        Ok(end)
+        Ok(())
+    }
+
+    /// The recording that was added last.
+    fn latest(&self) -> usize {
+        self.recordings.len().saturating_sub(1)
+    }
+
+    /// Compares the clock of the capture with that of each recording, and brings the recordings' times to it. Returns
+    /// whether any of them is another clock: then the packets are to be assembled again.
+    pub(crate) fn follow_clock_of(&mut self, beginnings: &[(Tuple, Timestamp)]) -> bool {
+        let mut captured = Beginnings::default();
+        for (key, time) in beginnings {
+            captured.add(*key, *time);
+        }
+        let mut recorded: Vec<Beginnings> = Vec::new();
+        recorded.resize_with(self.recordings.len(), Beginnings::default);
+        for (key, found) in
+            self.verdicts.iter().flat_map(|(key, all)| all.iter().map(move |found| (key, found)))
+        {
+            if let Some(recorded) = recorded.get_mut(found.recording) {
+                recorded.add(*key, found.started);
+            }
+        }
+        for (source, recorded) in self.recordings.iter_mut().zip(&recorded) {
+            source.ahead = captured.ahead_of(recorded);
+            let ns = source.ahead.map_or(0, |ahead| ahead.ns);
+            (source.started, source.ended) = (source.started.shifted(ns), source.ended.shifted(ns));
+        }
+        let shift = |recording: usize| {
+            self.recordings.get(recording).and_then(|source| source.ahead).map_or(0, |ahead| ahead.ns)
+        };
+        for found in self.verdicts.values_mut().flatten() {
+            found.started = found.started.shifted(shift(found.recording));
+        }
+        for translation in self.translations.values_mut().flatten() {
+            translation.since = translation.since.shifted(shift(translation.recording));
+        }
+        self.recordings.iter().any(|source| source.ahead.is_some())
+    }
+
+    /// Where the capture's clock is another one than a recording's, in sentences.
+    pub(crate) fn clock_notes(&self) -> Vec<String> {
+        let note = |source: &Source| {
+            let Ahead { ns, connections } = source.ahead?;
+            let direction = if ns < 0 { "behind" } else { "ahead of" };
+            let apart = Duration::from_nanos(ns.unsigned_abs());
+            Some(format!(
+                "the clock of the capture is {:.1} s {direction} that of {}, by {} that both have; the verdict's own times \
+                 are the recording's",
+                apart.as_secs_f64(),
+                source.name,
+                count(connections as u64, "connection"),
+            ))
+        };
+        self.recordings.iter().filter_map(note).collect()
     }
 
     fn keep(&mut self, judgements: Judgements, tuples: &Tuples) {
@@ -220,7 +290,7 @@ impl Recorded {
         if !is_wanted {
             return;
         }
-        let recording = self.recordings.len().saturating_sub(1);
+        let recording = self.latest();
         let found = self.verdicts.entry(key).or_default();
         // A later verdict on the same flow replaces the earlier one.
         let earlier = found
@@ -230,7 +300,7 @@ impl Recorded {
             earlier.verdict = verdict;
         } else if self.kept_verdicts < MAX_VERDICTS && found.len() < MAX_OF_ONE {
             self.kept_verdicts += 1;
-            found.push(Found { verdict, recording });
+            found.push(Found { started: verdict.flow.started, verdict, recording });
         } else {
             self.left_out += 1;
         }

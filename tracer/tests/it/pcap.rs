@@ -193,12 +193,81 @@ fn other_files_are_refused_with_a_hint() {
     }
 }
 
+/// A capture with the SYN of each recorded TCP connection, `ahead_s` seconds later than recorded. Returns how many.
+fn syns_of(recording: &Path, ahead_s: u64, path: &Path) -> usize {
+    let output = Command::new(env!("CARGO_BIN_EXE_viptrace"))
+        .args(["replay", recording.to_str().unwrap(), "-o", "json", "--all"])
+        .output()
+        .unwrap();
+    let mut writer = Writer::new(Form::Pcapng { big: false, link: SLL2 });
+    let mut written = 0;
+    for line in String::from_utf8(output.stdout).unwrap().lines() {
+        let flow = serde_json::from_str::<Value>(line).unwrap()["flow"].take();
+        let (Some(client), Some(vip), "TCP") =
+            (flow["client"].as_str(), flow["vip"].as_str(), flow["protocol"].as_str().unwrap())
+        else {
+            continue;
+        };
+        let began: jiff::Timestamp = flow["started"].as_str().unwrap().parse().unwrap();
+        let ns = u64::try_from(began.as_nanosecond()).unwrap() + ahead_s * 1000 * MS;
+        written += 1;
+        writer.packet(ns, 0, false, &tcp(client, vip, "S", written, 100 + u32::from(written), 0, b""));
+    }
+    fs::write(path, writer.bytes).unwrap();
+    written.into()
+}
+
+fn with_verdict(stdout: &str) -> usize {
+    let records = stdout.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    records.filter(|record| !record["verdict"].is_null()).count()
+}
+
+#[test]
+fn a_capture_of_another_clock_gets_the_verdicts_of_its_connections() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("node.pcapng");
+    for ahead_s in [0, 90] {
+        let written = syns_of(Path::new(RECORDING), ahead_s, &path);
+        let (_, stdout, stderr) = explained(&path, &["-o", "json"]);
+        assert!(written >= 3 && with_verdict(&stdout) == written, "{written}: {stderr}{stdout}");
+        let says = stderr.contains("the clock of the capture is 90.0 s ahead of that of");
+        assert_eq!(says, ahead_s == 90, "{stderr}");
+    }
+}
+
+#[test]
+fn recordings_may_be_folders_and_each_has_its_own_clock() {
+    let nodes = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/two-nodes");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("node2.pcapng");
+    let written = syns_of(&nodes.join("node2.viptrace"), 200, &path);
+    let output = Command::new(env!("CARGO_BIN_EXE_viptrace"))
+        .args(["explain-pcap", path.to_str().unwrap(), "-o", "json", "--recording", nodes.to_str().unwrap()])
+        .output()
+        .unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    assert!(written >= 3 && with_verdict(&stdout) == written, "{written}: {stderr}{stdout}");
+    assert!(
+        stderr.contains("is 200.0 s ahead of that of") && stderr.contains("node2.viptrace, by "),
+        "{stderr}"
+    );
+    assert!(!stderr.contains("node1.viptrace, by "), "no connection is in the other recording: {stderr}");
+    let lost = Path::new("nowhere.viptrace");
+    let output = Command::new(env!("CARGO_BIN_EXE_viptrace"))
+        .args(["explain-pcap", path.to_str().unwrap(), "--recording", lost.to_str().unwrap()])
+        .output()
+        .unwrap();
+    assert!(text(&output.stderr).contains("nowhere.viptrace"), "{}", text(&output.stderr));
+    assert_eq!(output.status.code(), Some(1));
+}
+
 fn assemble(bytes: &[u8]) {
     let length = bytes.len() as u64;
     let Ok(found) = tuples(bytes, length) else { return };
     let recorded = Recorded::default();
-    let mut assembly = Assembly::new(&recorded);
-    let ending = read(bytes, length, |packet| assembly.add(packet)).unwrap();
+    let mut assembly = Assembly::default();
+    let ending = read(bytes, length, |packet| assembly.add(packet, &recorded)).unwrap();
     let flows = explain(&assembly, &recorded, &ending);
     assert!(flows.len() >= found.len().min(1));
     for flow in flows {

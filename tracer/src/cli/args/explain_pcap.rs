@@ -11,6 +11,8 @@ const EXAMPLES: &str = "Examples:
                                    each connection with its verdict
   viptrace explain-pcap node.pcapng --recording a.viptrace b.viptrace -o wide
                                    two nodes' recordings, every packet
+  viptrace explain-pcap node.pcap --recording segments/
+                                   with the segments of an agent
   viptrace explain-pcap node.pcap --recording incident.viptrace -o json
                                    as records (viptrace schema pcap)
 
@@ -29,8 +31,8 @@ pub struct ExplainPcapArgs {
     /// A packet capture, pcap or pcapng: of one interface or of all (`tcpdump -i any`)
     #[arg(value_name = "CAPTURE")]
     capture: PathBuf,
-    /// The recordings of the time, of one node or several
-    #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
+    /// The recordings of the time, of one node or several, and folders of them
+    #[arg(long, value_name = "FILE|DIR", required = true, num_args = 1..)]
     recording: Vec<PathBuf>,
     /// How to print the connections
     #[arg(short, long, value_name = "FORMAT", default_value = "table", help_heading = "Output")]

@@ -3,8 +3,7 @@
 use std::fs::File;
 
 use crate::{
-    incident::Track,
-    recording::{Damage, DamageKind, Player, UnusableFile},
+    recording::{Damage, DamageKind, Player, Tape, UnusableFile},
     text::{count, safe},
     time::Timestamp,
 };
@@ -14,8 +13,7 @@ const NAMED: usize = 5;
 
 /// The missing parts of a trace's files, in words. `is_whole`: it reaches to the end of the wanted time, also without its own
 /// end.
-pub(super) fn missing(track: &Track, is_whole: bool) -> Vec<String> {
-    let tape = track.tape();
+pub(in crate::cli) fn missing(tape: &Tape, is_whole: bool) -> Vec<String> {
     let mut lacks: Vec<_> = tape.skipped().iter().map(|file| safe(&file.to_string()).into_owned()).collect();
     let Some(player) = tape.player() else { return lacks };
     let (damages, found) = tape.damage();
@@ -38,14 +36,6 @@ pub(super) fn missing(track: &Track, is_whole: bool) -> Vec<String> {
     lacks
 }
 
-/// The missing parts of one recording, in words.
-pub(in crate::cli) fn lacks(player: &Player<File>, ended: bool) -> Vec<String> {
-    let (first, all) = player.damage();
-    let mut lacks = damaged_parts(first, all);
-    lacks.extend(others(player, ended));
-    lacks
-}
-
 /// The damaged parts of a file, of which there are `all`.
 pub(super) fn damaged_parts(first: &[Damage], all: u64) -> Vec<String> {
     let mut parts: Vec<_> = first.iter().take(NAMED).map(damage_text).collect();
@@ -56,7 +46,7 @@ pub(super) fn damaged_parts(first: &[Damage], all: u64) -> Vec<String> {
 }
 
 /// The files that could not be used, and the number of further ones.
-pub(super) fn unusable(skipped: &[UnusableFile], more: u64) -> Vec<String> {
+pub(in crate::cli) fn unusable(skipped: &[UnusableFile], more: u64) -> Vec<String> {
     let mut files: Vec<_> = skipped.iter().map(|file| safe(&file.to_string()).into_owned()).collect();
     if more > 0 {
         files.push(format!("{} could not be replayed", count(more, "more file")));
