@@ -47,7 +47,7 @@ impl Agent {
     /// Starts an agent whose recorder writes small segments to `segments`, and waits until it is ready. `more` is YAML at
     /// the end of its configuration.
     pub fn start(kubeconfig: &Path, segments: &Path, more: &str) -> Result<Self> {
-        Self::begin(kubeconfig, segments, more)?.wait_until_ready(READY, |_| ())
+        Self::begin(kubeconfig, segments, more)?.wait_until_ready()
     }
 
     /// The same without waiting.
@@ -64,10 +64,15 @@ impl Agent {
         limit: Duration,
         waiting: impl FnMut(u32),
     ) -> Result<Self> {
-        Self::begin_bounded(kubeconfig, segments, "", "")?.wait_until_ready(limit, waiting)
+        Self::begin_bounded(kubeconfig, segments, "", "")?.ready_within(limit, waiting)
     }
 
-    fn wait_until_ready(mut self, limit: Duration, mut waiting: impl FnMut(u32)) -> Result<Self> {
+    /// Waits until it is ready.
+    pub fn wait_until_ready(self) -> Result<Self> {
+        self.ready_within(READY, |_| ())
+    }
+
+    fn ready_within(mut self, limit: Duration, mut waiting: impl FnMut(u32)) -> Result<Self> {
         let ready = wait::until_every(SCRAPE / 5, "the agent to be ready", limit, || {
             waiting(self.process.pid());
             if Self::is_ready() {
@@ -101,7 +106,12 @@ impl Agent {
 
     /// Whether `/readyz` answers with status 200.
     pub fn is_ready() -> bool {
-        get(HEALTH, "/readyz").is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"))
+        Self::readiness().is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"))
+    }
+
+    /// The answer of `/readyz`, with its headers.
+    pub fn readiness() -> Result<String> {
+        get(HEALTH, "/readyz")
     }
 
     /// The sum of a metric's series that have these labels (`name="value"`).

@@ -205,6 +205,7 @@ pub const ALL: &[Scenario] = &[
     scenario("failures", failures::story).on(WITH_IPVS).runs(EVERY_KERNEL),
     scenario("agent", agent::story).runs(EVERY_KERNEL),
     scenario("agent-soak", soak::story),
+    scenario("agent-before-conntrack", agent::early::story).runs(TWO_KERNELS),
     scenario("agent-full-disk", agent::disk::full),
     scenario("agent-read-only-disk", agent::disk::read_only),
     scenario("agent-killed", agent::kills::story).runs(ENDS),

@@ -90,6 +90,8 @@ pub(crate) struct Figures {
     pub(crate) suppressed_events: u64,
     /// Addresses and ports of Services without room in the kernel.
     pub(crate) refused_ends: u64,
+    /// After how long the kernel gives up a decision, if it gives up any.
+    pub(crate) decision_retention: Option<Duration>,
     /// By the hook's kernel name: whether it is attached.
     pub(crate) hooks: BTreeMap<&'static str, bool>,
     pub(crate) runs: BTreeMap<&'static str, HookRuns>,

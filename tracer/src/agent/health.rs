@@ -1,7 +1,10 @@
 //! Whether the agent lives and is ready, for the probes.
 
 use std::{
-    sync::atomic::{AtomicU8, AtomicU64, Ordering},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU8, AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -19,11 +22,23 @@ pub(crate) struct Health {
     state: AtomicU8,
     /// Milliseconds from `began` to the last turn.
     turned: AtomicU64,
+    /// The kernel's module for which the start waits.
+    awaited: Mutex<Option<&'static str>>,
 }
 
 impl Health {
     pub(crate) fn new() -> Self {
-        Self { began: Instant::now(), state: AtomicU8::new(STARTING), turned: AtomicU64::new(0) }
+        Self {
+            began: Instant::now(),
+            state: AtomicU8::new(STARTING),
+            turned: AtomicU64::new(0),
+            awaited: Mutex::new(None),
+        }
+    }
+
+    /// The start waits for this module of the kernel, or goes on.
+    pub(crate) fn waits_for(&self, module: Option<&'static str>) {
+        *self.awaited.lock().unwrap_or_else(PoisonError::into_inner) = module;
     }
 
     pub(crate) fn ready(&self) {
@@ -58,14 +73,21 @@ impl Health {
 
     /// The answer of `/readyz`.
     pub(crate) fn readyz(&self) -> (bool, String) {
-        match self.state.load(Ordering::Relaxed) {
-            STARTING => (
+        let awaited = *self.awaited.lock().unwrap_or_else(PoisonError::into_inner);
+        match (self.state.load(Ordering::Relaxed), awaited) {
+            (STARTING, Some(module)) => (false, waits_for(module)),
+            (STARTING, None) => (
                 false,
                 "starting: the hooks are not attached yet, or the first lists of metadata are incomplete"
                     .to_owned(),
             ),
-            READY => (true, "ok".to_owned()),
+            (READY, _) => (true, "ok".to_owned()),
             _ => (false, "draining".to_owned()),
         }
     }
+}
+
+/// For an operator: the start waits for this module of the kernel.
+pub(super) fn waits_for(module: &str) -> String {
+    format!("waiting for the kernel's module {module}: the first rule that tracks connections loads it")
 }

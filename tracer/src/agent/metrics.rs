@@ -214,6 +214,13 @@ fn kernel(page: &mut Page<'_>, figures: &Figures) -> fmt::Result {
         "Addresses and ports of Services without room in the kernel",
         figures.refused_ends,
     )?;
+    if let Some(retention) = figures.decision_retention {
+        page.seconds(
+            "viptrace_decision_retention",
+            "Median age of the decisions that the kernel gives up for new ones",
+            retention.as_secs_f64(),
+        )?;
+    }
     page.counters(
         "viptrace_skipped_runs",
         "Program runs that the kernel skipped",

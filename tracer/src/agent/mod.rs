@@ -176,6 +176,14 @@ impl Agent {
         &self.context.log
     }
 
+    /// The start waits for this module of the kernel, or goes on.
+    pub(crate) fn waits_for(&self, module: Option<&'static str>) {
+        self.context.health.waits_for(module);
+        if let Some(module) = module {
+            self.context.log.info("start", &health::waits_for(module));
+        }
+    }
+
     fn current(&self) -> Arc<Config> {
         Arc::clone(&self.config.borrow())
     }
@@ -339,6 +347,11 @@ impl Agent {
     ) {
         let runs = runs.into_iter().map(|(hook, skipped, measured)| (hook, HookRuns { skipped, measured }));
         self.context.figures.lock().runs.extend(runs);
+    }
+
+    /// The kernel gives up a decision after about this time; `None` while it gives up none.
+    pub(crate) fn decisions_last(&self, retention: Option<Duration>) {
+        self.context.figures.lock().decision_retention = retention;
     }
 
     /// When the loop has to turn although nothing happens.

@@ -251,6 +251,7 @@ fn the_page_lists_every_metric_with_its_type_and_labels() {
         let measured = Some((Duration::from_millis(3), 7));
         figures.runs.insert("nf_hook", HookRuns { skipped: 1, measured });
         figures.metadata_age = Some(Duration::ZERO);
+        figures.decision_retention = Some(Duration::from_secs(8));
         figures.recorder.up = Some(true);
         figures.requests.insert(("metrics", 200), 1);
     }
@@ -355,6 +356,11 @@ fn evicted_flows_and_refused_addresses_are_counted_without_a_judged_flow() {
 fn the_probes_report_the_state() {
     let health = Health::new();
     assert!(health.healthz().0 && !health.readyz().0);
+    health.waits_for(Some("nf_conntrack"));
+    let (is_ready, why) = health.readyz();
+    assert!(!is_ready && why.contains("module nf_conntrack") && health.healthz().0, "{why}");
+    health.waits_for(None);
+    assert!(health.readyz().1.starts_with("starting"));
     health.ready();
     assert!(health.healthz().0 && health.readyz().0);
     health.draining();

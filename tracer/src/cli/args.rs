@@ -357,6 +357,8 @@ pub struct TraceOptions {
     pub hooks: Hooks,
     /// One of so many healthy connections has a record where only failures have; 0 for none.
     pub sample: u32,
+    /// Decisions that the kernel keeps where only failures have records; `None`: as many as by default.
+    pub decisions: Option<u32>,
     pub attach: Attach,
     pub without_hooks: Vec<Hook>,
     pub max_flows: usize,
@@ -413,6 +415,7 @@ impl RunArgs {
             grace: self.grace,
             hooks: self.hooks,
             sample: self.sample,
+            decisions: None,
             attach: self.attach,
             without_hooks: self.without_hook,
             max_flows: self.max_flows,

@@ -146,7 +146,7 @@ async fn trace(options: &TraceOptions, opened: Opened, mut stop: Stop) -> anyhow
     let mut sink = Relay { status: None };
     let mut trace = Trace::begin_with(options, opened, &mut sink, &mut stop).await?;
     trace.watch(&mut sink, &mut stop).await?;
-    let (ending, _) = trace.finish(&mut sink, &mut stop).await?;
+    let (ending, _) = Box::pin(trace.finish(&mut sink, &mut stop)).await?;
     send(&Answer::Ended(Box::new(ending)))
 }
 

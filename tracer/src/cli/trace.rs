@@ -100,7 +100,7 @@ pub(super) async fn follow(
     let mut shown = Shown::new(options, report);
     let mut trace = Trace::begin(options, &mut shown, &mut stop).await?;
     trace.watch(&mut shown, &mut stop).await?;
-    let (ending, recorded) = trace.finish(&mut shown, &mut stop).await?;
+    let (ending, recorded) = Box::pin(trace.finish(&mut shown, &mut stop)).await?;
     if let Some(note) = recorded {
         shown.report.note(&note)?;
     }
@@ -309,8 +309,11 @@ impl<'a> Trace<'a> {
         let kernel_options = Options {
             buffer_bytes: u32::try_from(options.buffer_bytes).unwrap_or(1 << 31),
             targets,
-            recorder: (options.hooks == Hooks::Failures)
-                .then(|| RecorderOptions { sample: options.sample, ..RecorderOptions::default() }),
+            recorder: (options.hooks == Hooks::Failures).then(|| {
+                let default = RecorderOptions::default();
+                let decisions = options.decisions.unwrap_or(default.decisions);
+                RecorderOptions { sample: options.sample, decisions, ..default }
+            }),
         };
         let file = options.record.as_ref().map(NewFile::create).transpose()?;
         let tracer = match Tracer::attach(&self.plan, Arc::clone(&self.layout), &kernel_options) {

@@ -57,7 +57,7 @@ pub(crate) fn unix_ns() -> u64 {
 
 /// `CLOCK_MONOTONIC`.
 #[cfg(target_os = "linux")]
-fn monotonic_ns() -> u64 {
+pub(super) fn monotonic_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     #[expect(unsafe_code, reason = "std has no access to the raw value of CLOCK_MONOTONIC")]
     // SAFETY: `time` is valid for writes for the whole call; every Linux has this clock id.

@@ -169,6 +169,8 @@ pub struct HookPlan {
     tiers: Tiers,
     preempts_programs: bool,
     kprobes: KprobeLinks,
+    /// The module without which an essential hook does not exist.
+    awaited: Option<&'static str>,
     /// Parts of hooks' functions that only a kprobe could reach, where kprobes may not be used.
     out_of_reach: Vec<(Hook, &'static str)>,
     kfree_reason: Option<usize>,
@@ -214,6 +216,10 @@ impl HookPlan {
             Tiers::Auto | Tiers::Kprobe => Vec::new(),
         };
         let preempts_programs = kernel.preempts_programs();
+        let is_awaited =
+            |line: &&PlanLine| line.spec.need == Need::Essential && matches!(line.state, State::Missing(_));
+        let mut awaited = lines.iter().filter(is_awaited).filter_map(|line| line.spec.module);
+        let awaited = awaited.find(|module| !kernel.has_module(module));
         let knows_sites = !layout.drop_sites().is_empty();
         Self {
             set,
@@ -224,6 +230,7 @@ impl HookPlan {
                 are_multi: kernel.has_kprobe_multi(),
                 count_skipped: kernel.counts_skipped_kprobes(),
             },
+            awaited,
             out_of_reach,
             kfree_reason,
             knows_sites,
@@ -393,6 +400,11 @@ impl HookPlan {
     /// The missing essential hook without which tracing cannot run at all.
     pub fn fatal(&self) -> Option<(&'static HookSpec, &str)> {
         self.gaps().find(|(spec, _)| spec.need == Need::Essential)
+    }
+
+    /// The module that is not loaded and without which tracing cannot run: the first rule that needs it loads it.
+    pub fn awaited_module(&self) -> Option<&'static str> {
+        self.awaited
     }
 
     /// Positions of arguments that move between kernels, as the kernel half's globals.

@@ -14,7 +14,8 @@ use aya::{
     maps::{Array, HashMap, Map, MapData, PerCpuArray},
 };
 use tracer_ebpf::{
-    Bucket, BucketKey, CountKey, DECISIONS_PER_SET, End, SUPPRESSED_EVENTS, Tally, UNCOUNTED, map,
+    Bucket, BucketKey, CountKey, DECISIONS_PER_SET, Decision, DecisionSet, End, SUPPRESSED_EVENTS, Tally,
+    UNCOUNTED, map,
 };
 
 use super::{
@@ -142,12 +143,17 @@ const COUNT: usize = size_of::<CountKey>();
 const TALLY: usize = size_of::<Tally>();
 const BUCKET_KEY: usize = size_of::<BucketKey>();
 const BUCKET: usize = size_of::<Bucket>();
+const SET: usize = size_of::<DecisionSet>();
+
+/// The most sets of decisions whose age is read at once.
+const SAMPLED_SETS: u32 = 64;
 
 /// Pairs that were not counted for this long make room when three quarters of the counters are taken.
 const UNUSED: Duration = Duration::from_hours(1);
 
 /// The maps of the recorder.
 pub(super) struct Recorder {
+    decisions: Array<MapData, [u8; SET]>,
     services: HashMap<MapData, [u8; END], u8>,
     counts: Map,
     tallies: Map,
@@ -176,6 +182,8 @@ impl Recorder {
             _ => return Err(AttachError::Map { name: map::TALLIES }),
         };
         Ok(Self {
+            decisions: Array::try_from(map(ebpf, map::DECISIONS)?)
+                .map_err(|_| AttachError::Map { name: map::DECISIONS })?,
             services: HashMap::try_from(map(ebpf, map::SERVICES)?)
                 .map_err(|_| AttachError::Map { name: map::SERVICES })?,
             counts: map(ebpf, map::COUNTS)?,
@@ -260,6 +268,16 @@ impl Recorder {
         });
     }
 
+    /// The median age of the decisions that give way next, each the oldest of a full set: how long one is kept at the
+    /// present rate of connections. `now_ns` is the monotonic clock's. `None` while most sets have room.
+    pub(super) fn decision_retention(&self, now_ns: u64) -> Option<Duration> {
+        let sets = self.decisions.len();
+        let step = (sets / SAMPLED_SETS).max(1) as usize;
+        let sampled = (0..sets).step_by(step).filter_map(|place| self.decisions.get(&place, 0).ok());
+        median(sampled.map(|set| oldest_kept(&set).map(|time| now_ns.saturating_sub(time))))
+            .map(Duration::from_nanos)
+    }
+
     /// The sum of a slot over all CPUs.
     fn sum(&self, slot: u32) -> io::Result<u64> {
         Ok(self.suppressed.get(&slot, 0).map_err(io::Error::other)?.iter().sum())
@@ -316,6 +334,22 @@ impl Seen {
         }
         found
     }
+}
+
+/// When the oldest decision of a full set was taken, nanoseconds of the monotonic clock; `None` while it has room.
+fn oldest_kept(set: &[u8; SET]) -> Option<u64> {
+    let kept = u64::from_ne_bytes(bytes_at(set, offset_of!(DecisionSet, kept))?);
+    let place = usize::try_from(kept % DECISIONS_PER_SET as u64).ok()?;
+    let at = offset_of!(DecisionSet, decisions) + place * size_of::<Decision>();
+    let time = u64::from_ne_bytes(bytes_at(set, at + offset_of!(Decision, time_ns))?);
+    (kept >= DECISIONS_PER_SET as u64).then_some(time)
+}
+
+/// The median, where a missing number is larger than all others.
+fn median(numbers: impl Iterator<Item = Option<u64>>) -> Option<u64> {
+    let mut numbers: Vec<u64> = numbers.map(|number| number.unwrap_or(u64::MAX)).collect();
+    numbers.sort_unstable();
+    numbers.get(numbers.len() / 2).copied().filter(|number| *number != u64::MAX)
 }
 
 /// All entries of a hash map.
@@ -405,6 +439,25 @@ mod tests {
         let sets = |decisions| RecorderOptions { decisions, ..RecorderOptions::default() }.decision_sets();
         assert_eq!([0, 1, 8, 9, 16, 4_103, 16_384].map(sets), [1, 1, 1, 2, 2, 1_024, 2_048]);
         assert_eq!(sets(u32::MAX), 1 << 20);
+    }
+
+    #[test]
+    fn the_oldest_decision_of_a_full_set_shows_how_long_decisions_are_kept() {
+        let set = |kept: u64, times: [u64; DECISIONS_PER_SET]| {
+            let mut set = [0; SET];
+            put(&mut set, offset_of!(DecisionSet, kept), &kept.to_ne_bytes()).unwrap();
+            for (place, time) in times.into_iter().enumerate() {
+                let at = offset_of!(DecisionSet, decisions) + place * size_of::<Decision>();
+                put(&mut set, at + offset_of!(Decision, time_ns), &time.to_ne_bytes()).unwrap();
+            }
+            set
+        };
+        assert_eq!(oldest_kept(&set(7, [1, 2, 3, 4, 5, 6, 7, 0])), None);
+        assert_eq!(oldest_kept(&set(8, [1, 2, 3, 4, 5, 6, 7, 8])), Some(1));
+        assert_eq!(oldest_kept(&set(11, [9, 10, 11, 4, 5, 6, 7, 8])), Some(4));
+        assert_eq!(median([Some(3), None, Some(1), Some(2)].into_iter()), Some(3));
+        assert_eq!(median([Some(3), None, None, Some(2)].into_iter()), None, "half of the sets have room");
+        assert_eq!(median(std::iter::empty()), None);
     }
 
     #[test]

@@ -457,6 +457,12 @@ impl Tracer {
         self.recorder.as_mut().map_or_else(|| Ok((Vec::new(), 0)), Recorder::counts)
     }
 
+    /// How long the kernel keeps a decision at the present rate of connections, as
+    /// [`Recorder::decision_retention`].
+    pub(crate) fn decision_retention(&self) -> Option<Duration> {
+        self.recorder.as_ref()?.decision_retention(clock::monotonic_ns())
+    }
+
     /// The failures that a limit suppressed since the last call.
     pub(crate) fn suppressed(&mut self) -> io::Result<Vec<Suppressed>> {
         self.recorder.as_mut().map_or_else(|| Ok(Vec::new()), Recorder::suppressed)

@@ -355,3 +355,20 @@ fn skipped_kprobes_that_are_not_counted_are_a_limit() {
     let limit = told(&kernel).unwrap();
     assert!(limit.contains("nf_ct_delete") && !limit.contains("__nf_conntrack_confirm"), "{limit}");
 }
+
+#[test]
+fn a_plan_names_the_module_that_the_first_rule_loads() {
+    let awaited = |kernel: &Kernel| kernel.plan(HookSet::Failures).awaited_module();
+    let mut kernel = Kernel::whole();
+    assert_eq!(awaited(&kernel), None);
+    // As on a node that has just started.
+    for module in ["nf_conntrack", "nf_nat"] {
+        kernel.modules.remove(module);
+    }
+    kernel.symbols.retain(|symbol| *symbol != Hook::Confirm.symbol());
+    assert_eq!(awaited(&kernel), Some("nf_conntrack"));
+    // With it loaded, a function that is missing does not come.
+    kernel.modules.insert("nf_conntrack");
+    assert_eq!(awaited(&kernel), None);
+    assert!(kernel.plan(HookSet::Failures).fatal().is_some());
+}

@@ -1,6 +1,7 @@
 //! The agent on a node: its counts, its verdicts and its segments; and what it survives.
 
 pub(super) mod disk;
+pub(super) mod early;
 pub(super) mod kills;
 pub(super) mod outage;
 pub(super) mod rules;

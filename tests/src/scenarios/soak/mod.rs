@@ -154,6 +154,13 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
         (Agent::sum("viptrace_faults_total", &["service=\"api\""])?, sum("viptrace_faults_total")?);
     let (results, maps) = (Agent::sum("viptrace_flows_total", &["result=\"ok\""])?, agent.map_bytes()?);
     let cpu = Agent::number("process_cpu_seconds_total")?;
+    // The queries alone are more than the kernel keeps decisions of.
+    let retention = Agent::number("viptrace_decision_retention_seconds")?;
+    ensure!(
+        retention > 0.0 && retention < 2.0 * length.as_secs_f64(),
+        "decisions are kept for {retention} s in a run of {} s",
+        length.as_secs()
+    );
     console::print(format!(
         "agent-soak: {} s, {made:?}, {} to Pods that come and go; {noise} refusals of the noise reported, {suppressed} events suppressed, {lost} lost, \
          {late} late, {evicted} flows evicted, {unexplained} unexplained and {of_noise} of the noise, {results} healthy ones sampled; {cpu} s of CPU, {maps} bytes of maps",

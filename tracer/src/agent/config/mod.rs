@@ -57,6 +57,9 @@ pub struct Config {
     /// Flows kept in memory.
     #[serde(default = "max_flows")]
     pub max_flows: Number<16, 16_777_216>,
+    /// Decisions of NAT that the kernel keeps until a failure meets their connection; 201 bytes each.
+    #[serde(default = "decisions")]
+    pub decisions: Number<1024, 1_048_576>,
     /// The buffer between kernel and agent.
     #[serde(default = "buffer")]
     pub buffer: Size<4096, GIB>,
@@ -95,6 +98,10 @@ fn sample() -> Share {
 
 fn max_flows() -> Number<16, 16_777_216> {
     Number::of(65_536)
+}
+
+fn decisions() -> Number<1024, 1_048_576> {
+    Number::of(16_384)
 }
 
 fn buffer() -> Size<4096, GIB> {
@@ -412,6 +419,7 @@ impl Config {
             ("hooks", self.hooks != other.hooks),
             ("sample", self.sample != other.sample),
             ("max_flows", self.max_flows != other.max_flows),
+            ("decisions", self.decisions != other.decisions),
             ("buffer", self.buffer != other.buffer),
             ("kernel_stats", self.kernel_stats != other.kernel_stats),
             ("metrics.listen", self.metrics.listen != other.metrics.listen),

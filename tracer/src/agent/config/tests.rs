@@ -65,8 +65,9 @@ fn an_error_names_the_line_and_the_key() {
 #[test]
 fn keys_that_need_a_restart_are_named() {
     let old = parse("version: 1\n").unwrap();
-    let new = parse("version: 1\nsample: 1/5\nhooks: full\nstream: {socket: null}\n").unwrap();
-    assert_eq!(old.needs_restart(&new), ["hooks", "sample", "stream.socket"]);
+    let new =
+        parse("version: 1\nsample: 1/5\ndecisions: 65536\nhooks: full\nstream: {socket: null}\n").unwrap();
+    assert_eq!(old.needs_restart(&new), ["hooks", "sample", "decisions", "stream.socket"]);
     assert!(old.needs_restart(&old).is_empty());
 }
 
@@ -118,7 +119,7 @@ fn the_page_lists_every_key_with_its_default() {
     let restart: BTreeSet<&str> = rows.iter().filter(|row| row[4] == "no").map(|row| row[0]).collect();
     let of_code = parse("version: 1\n").unwrap().needs_restart(
         &parse(
-            "version: 1\nnode: a\ncluster: {folder: a}\ngrace: 1s\nhooks: full\nsample: 1/2\nmax_flows: 16\nbuffer: 4K\n\
+            "version: 1\nnode: a\ncluster: {folder: a}\ngrace: 1s\nhooks: full\nsample: 1/2\nmax_flows: 16\ndecisions: 1024\nbuffer: 4K\n\
              kernel_stats: true\nmetrics: {listen: null}\nhealth: {listen: null}\nstream: {socket: null}\n",
         )
         .unwrap(),

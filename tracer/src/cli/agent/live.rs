@@ -1,6 +1,9 @@
 //! The agent on a node: a trace whose results go to the agent.
 
-use std::time::{Duration, Instant};
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use tokio::signal::unix::Signal;
 
@@ -12,11 +15,13 @@ use crate::{
     cli::{
         ResultExt as _,
         args::{Attach, ClusterSource, Hooks, TraceOptions},
+        check::kernel::Kernel,
         stop::Stop,
         trace::{Sink, Trace},
     },
     kernel::{
         environment::Environment,
+        plan::{HookSet, Tiers},
         tracer::{Tracer, measure_runs},
     },
     recording::{Header, HookState, Recorded},
@@ -28,6 +33,9 @@ use crate::{
 /// How often the kernel's counts about the hooks' programs are read.
 const READ_RUNS: Duration = Duration::from_secs(10);
 
+/// How often a module is looked for that the start waits for.
+const LOOK_FOR_MODULE: Duration = Duration::from_secs(1);
+
 /// Observes the node until a signal ends it.
 pub(super) async fn run(
     agent: Agent,
@@ -37,6 +45,10 @@ pub(super) async fn run(
     hangup: &mut Signal,
 ) -> anyhow::Result<()> {
     check_capabilities(&Environment::inspect())?;
+    if !wait_for_modules(&agent, stop).await {
+        agent.finish().await;
+        return Ok(());
+    }
     let options = options(config, node);
     let _measured = config.kernel_stats.then(|| measure(&agent)).flatten();
     let mut sink = AgentSink { agent, hangup, reload: false, read_runs: None };
@@ -59,6 +71,27 @@ pub(super) async fn run(
 fn check_capabilities(environment: &Environment) -> anyhow::Result<()> {
     let Some(gap) = environment.net_admin_gap() else { return Ok(()) };
     Err(anyhow::anyhow!("{}: {}", gap.what, gap.why)).hint(|| gap.remedy.to_owned())
+}
+
+/// Waits for the module without which the kernel tracks no connection: on a node that has just started, kube-proxy's first
+/// rules load it, often after the agent has begun. Returns false if a stop request came first.
+async fn wait_for_modules(agent: &Agent, stop: &mut Stop) -> bool {
+    let awaited = || Kernel::inspect(Environment::inspect(), HookSet::Failures, Tiers::Auto).awaited_module();
+    while let Some(module) = awaited() {
+        agent.waits_for(Some(module));
+        let folder = Path::new("/sys/module").join(module);
+        loop {
+            tokio::select! {
+                () = stop.wanted() => return false,
+                () = tokio::time::sleep(LOOK_FOR_MODULE) => {}
+            }
+            if folder.exists() {
+                break;
+            }
+        }
+    }
+    agent.waits_for(None);
+    true
 }
 
 /// Makes the kernel measure the run times of programs while the result lives.
@@ -97,6 +130,7 @@ fn options(config: &Config, node: Option<String>) -> TraceOptions {
             HookChoice::Full => Hooks::Full,
         },
         sample: config.sample.denominator(),
+        decisions: u32::try_from(config.decisions.get()).ok(),
         attach: Attach::Auto,
         without_hooks: Vec::new(),
         max_flows: config.max_flows.as_usize(),
@@ -188,6 +222,7 @@ impl Sink for AgentSink<'_> {
                     .iter()
                     .map(|hook| (hook.symbol(), tracer.skipped_events(*hook), tracer.measured_runs(*hook))),
             );
+            self.agent.decisions_last(tracer.decision_retention());
         }
         self.agent.turned(recorded, now);
         Ok(())

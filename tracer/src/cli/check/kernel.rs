@@ -77,6 +77,14 @@ impl Kernel {
         }
     }
 
+    /// The module that kube-proxy's first rule loads, and without which tracing is impossible until then.
+    /// `None` also where another obstacle remains with it.
+    pub(in crate::cli) fn awaited_module(&self) -> Option<&'static str> {
+        let is_hopeless = self.environment.gaps().iter().any(|gap| gap.severity == Severity::Fatal);
+        let (plan, _) = self.plan.as_ref().ok().filter(|_| !is_hopeless)?;
+        plan.awaited_module()
+    }
+
     /// Missing features without which tracing is still possible.
     pub(in crate::cli) fn degradations(&self) -> Vec<String> {
         let gaps = self.environment.gaps();
