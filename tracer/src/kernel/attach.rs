@@ -3,6 +3,7 @@
 //! The plan decides which hooks are attached and how. A hook that the kernel refuses is a gap, unless it is essential.
 
 use std::{
+    io,
     net::IpAddr,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
 };
@@ -59,9 +60,9 @@ pub enum AttachError {
     #[error("the eBPF object lacks the map {name}; it was built from other sources")]
     Map { name: &'static str },
     #[error("cannot map the counts of connections: {0}")]
-    Tallies(std::io::Error),
+    Tallies(io::Error),
     #[error("cannot watch the ring buffer: {0}")]
-    Ring(std::io::Error),
+    Ring(io::Error),
 }
 
 impl Hint for AttachError {
@@ -204,12 +205,13 @@ impl Attached {
             Attach::TypedTracepoint { raw: program, .. } | Attach::RawTracepoint(program) => {
                 self.attach_raw_tracepoint(spec, program)
             }
-            Attach::OnDemand(program) => self.attach_programs(spec.hook, &[program], spec.symbol),
+            Attach::OnDemand(program) => self.try_on_demand(spec, program),
         }
     }
 
-    /// By a kprobe.multi link, which counts what it misses, or else by a perf event, which some kernels refuse to a process
-    /// without `CAP_SYS_ADMIN` (`kernel.perf_event_paranoid` above 2, a patch of Debian and Ubuntu).
+    /// By perf events, which some kernels refuse to a process without `CAP_SYS_ADMIN` (`kernel.perf_event_paranoid` above 2, a
+    /// patch of Debian and Ubuntu), or else by kprobe.multi links. The other way round where the kernel preempts programs, so
+    /// that kprobes reach most functions: 7.2 makes a kprobe.multi link in less time than a perf event, 6.12 in more.
     fn attach_kprobes(
         &mut self,
         plan: &HookPlan,
@@ -217,15 +219,21 @@ impl Attached {
         programs: &[(&'static str, Place)],
         symbol: &'static str,
     ) -> Result<(), AttachError> {
-        let Err(refused) = self.attach_kprobe_multi(plan, hook, programs, symbol) else { return Ok(()) };
-        let names: Vec<&'static str> = programs.iter().map(|(name, _)| *name).collect();
-        self.attach_programs(hook.1, &names, symbol).map_err(|error| match error {
-            AttachError::Program { program, symbol, error } => {
-                let error = format!("{error}; by a kprobe.multi link: {refused}");
-                AttachError::Program { program, symbol, error }
-            }
-            other => other,
-        })
+        let by_event = |attached: &mut Self| {
+            let refused = attached.attach_by(hook.1, programs, symbol, Loader::attach_kprobe);
+            refused.map_err(|refused| refused.in_words())
+        };
+        let by_link = |attached: &mut Self| {
+            let refused = attached.attach_kprobe_multi(plan, hook, programs, symbol);
+            refused.map_err(|refused| format!("by a kprobe.multi link: {refused}"))
+        };
+        let attached = if plan.preempts_programs() {
+            by_link(self).or_else(|why| by_event(self).map_err(|last| format!("{last}; {why}")))
+        } else {
+            by_event(self).or_else(|why| by_link(self).map_err(|last| format!("{why}; {last}")))
+        };
+        let program = programs.first().map_or("", |(name, _)| name);
+        attached.map_err(|error| AttachError::Program { program, symbol, error })
     }
 
     /// Attaches to the part of a function that callers in its own module enter, if the compiler split one off.
@@ -236,10 +244,11 @@ impl Attached {
         kprobe: &'static str,
         part: &'static str,
     ) -> bool {
-        if plan.has_kprobe_multi() {
-            self.attach_kprobe_multi(plan, hook, &[(kprobe, Place::Entry)], part).is_ok()
-        } else {
-            self.attach_programs(hook.1, &[kprobe], part).is_ok()
+        let programs = [(kprobe, Place::Entry)];
+        match self.attach_by(hook.1, &programs, part, Loader::attach_kprobe) {
+            Ok(()) => true,
+            Err(refused) if refused.is_missing() => false,
+            Err(_) => self.attach_kprobe_multi(plan, hook, &programs, part).is_ok(),
         }
     }
 
@@ -253,17 +262,29 @@ impl Attached {
         if !plan.has_kprobe_multi() {
             return Err(LoadError::NoKprobeMulti.to_string());
         }
-        let loader = self.loader.as_mut().map_err(|error| error.clone())?;
-        // All or none: an exit needs its entry.
+        self.attach_by(hook, programs, symbol, Loader::attach_kprobe_multi)
+            .map_err(|refused| refused.in_words())?;
+        self.by_kprobe_multi.push(spec_index);
+        Ok(())
+    }
+
+    /// Attaches all programs in this way, or none: an exit needs its entry.
+    fn attach_by(
+        &mut self,
+        hook: Hook,
+        programs: &[(&'static str, Place)],
+        symbol: &'static str,
+        attach: impl Fn(&Loader, &'static str, Place, &str) -> Result<Link, LoadError>,
+    ) -> Result<(), Refused> {
+        let loader = self.loader.as_ref().map_err(|error| Refused::All(error.clone()))?;
         let links: Vec<Link> = programs
             .iter()
-            .map(|(name, place)| loader.attach_kprobe_multi(name, *place, symbol))
+            .map(|(name, place)| attach(loader, name, *place, symbol))
             .collect::<Result<_, _>>()
-            .map_err(|error| error.to_string())?;
+            .map_err(Refused::This)?;
         for (link, (program, _)) in links.into_iter().zip(programs) {
             self.keep(hook, symbol, program, link);
         }
-        self.by_kprobe_multi.push(spec_index);
         Ok(())
     }
 
@@ -312,47 +333,44 @@ impl Attached {
         Ok(())
     }
 
-    /// Attaches programs of a hook at `symbol`: the hook's own function, or a part of it.
-    fn attach_programs(
-        &mut self,
-        hook: Hook,
-        names: &[&'static str],
-        symbol: &'static str,
-    ) -> Result<(), AttachError> {
-        for &program in names {
-            let refused =
-                |error: &ProgramError| AttachError::Program { program, symbol, error: refusal(error) };
-            let loaded = self.ebpf.program_mut(program).ok_or(AttachError::Map { name: program })?;
-            match loaded {
-                Program::KProbe(kprobe) => {
-                    // It may already be loaded, for an attachment that the kernel refused.
-                    if kprobe.fd().is_err() {
-                        kprobe.load().map_err(|error| refused(&error))?;
-                    }
-                    kprobe.attach(symbol, 0).map_err(|error| refused(&error))?;
-                }
-                Program::RawTracePoint(on_demand) => {
-                    on_demand.load().map_err(|error| refused(&error))?;
-                    // No entry lies at this address, so the run reports nothing; a kernel that cannot run it returns an
-                    // error.
-                    on_demand.test_run(RawTracePointRunOptions::new()).map_err(|error| refused(&error))?;
-                }
-                _ => return Err(AttachError::Map { name: program }),
-            }
-        }
-        for program in names {
-            let fd = match self.ebpf.program(program) {
-                Some(Program::KProbe(kprobe)) => kprobe.fd(),
-                Some(Program::RawTracePoint(tracepoint)) => tracepoint.fd(),
-                _ => continue,
-            };
-            let fd = fd.ok().and_then(|fd| fd.as_fd().try_clone_to_owned().ok());
-            if let Some(fd) = fd {
-                report_attached(symbol, program, fd.as_fd());
-                self.programs.push((hook, Attachment { program: fd, link: None }));
-            }
+    /// Loads a program that user space runs, and runs it once.
+    fn try_on_demand(&mut self, spec: &HookSpec, program: &'static str) -> Result<(), AttachError> {
+        let symbol = spec.symbol;
+        let refused = |error: &ProgramError| AttachError::Program { program, symbol, error: refusal(error) };
+        let Some(Program::RawTracePoint(on_demand)) = self.ebpf.program_mut(program) else {
+            return Err(AttachError::Map { name: program });
+        };
+        on_demand.load().map_err(|error| refused(&error))?;
+        // No entry lies at this address, so the run reports nothing; a kernel that cannot run it returns an error.
+        on_demand.test_run(RawTracePointRunOptions::new()).map_err(|error| refused(&error))?;
+        let fd = on_demand.fd().ok().and_then(|fd| fd.as_fd().try_clone_to_owned().ok());
+        if let Some(fd) = fd {
+            report_attached(symbol, program, fd.as_fd());
+            self.programs.push((spec.hook, Attachment { program: fd, link: None }));
         }
         Ok(())
+    }
+}
+
+/// Why programs could not be attached in one way.
+#[derive(Debug)]
+enum Refused {
+    /// No program can be loaded.
+    All(String),
+    This(LoadError),
+}
+
+impl Refused {
+    fn in_words(&self) -> String {
+        match self {
+            Self::All(error) => error.clone(),
+            Self::This(error) => error.to_string(),
+        }
+    }
+
+    /// Whether the kernel has no such function.
+    fn is_missing(&self) -> bool {
+        matches!(self, Self::This(LoadError::Event { error, .. }) if error.kind() == io::ErrorKind::NotFound)
     }
 }
 
@@ -474,7 +492,7 @@ mod tests {
         let log = "0: (95) exit\n".repeat(80_000) + "R0 !read_ok\nprocessed 80000 insns\n";
         let verifier_log = aya_obj::VerifierLog::new(log);
         let error =
-            ProgramError::LoadError { io_error: std::io::ErrorKind::PermissionDenied.into(), verifier_log };
+            ProgramError::LoadError { io_error: io::ErrorKind::PermissionDenied.into(), verifier_log };
         assert_eq!(refusal(&error), "permission denied (R0 !read_ok)");
         let unloaded = ProgramError::NotLoaded;
         assert_eq!(refusal(&unloaded), sentence(&unloaded));

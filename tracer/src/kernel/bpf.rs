@@ -1,7 +1,7 @@
-//! `bpf(2)` itself, for the requests that aya does not make: programs that are loaded with a module's BTF, kprobe.multi
-//! links, the counts of what the kernel skipped, and all entries of a map at once.
+//! `bpf(2)` itself, for the requests that aya does not make: programs that are loaded with a module's BTF, links of kprobes,
+//! the counts of what the kernel skipped, and all entries of a map at once; and `perf_event_open(2)` for kprobes.
 //!
-//! The unsafe code is the system call and its results: eight commands, each with attributes of its own type. Every pointer in
+//! The unsafe code is the system calls and their results: each command has attributes of its own type. Every pointer in
 //! them leads to a slice or a struct that is alive in the calling function.
 
 #![expect(unsafe_code, reason = "neither aya nor libc has a safe call for these requests")]
@@ -9,7 +9,7 @@
 use std::{
     collections::HashMap,
     ffi::{CStr, CString, c_long},
-    io,
+    fs, io,
     os::fd::{AsFd as _, AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd},
 };
 
@@ -31,9 +31,14 @@ const BPF_PROG_TYPE_TRACING: u32 = 26;
 const BPF_TRACE_RAW_TP: u32 = 23;
 const BPF_TRACE_FENTRY: u32 = 24;
 const BPF_TRACE_FEXIT: u32 = 25;
+const BPF_PERF_EVENT: u32 = 41;
 const BPF_TRACE_KPROBE_MULTI: u32 = 42;
+const BPF_LINK_TYPE_PERF_EVENT: u32 = 7;
 const BPF_LINK_TYPE_KPROBE_MULTI: u32 = 8;
 const BPF_F_KPROBE_MULTI_RETURN: u32 = 1;
+// include/uapi/linux/perf_event.h; the second is `_IOW('$', 8, __u32)`.
+const PERF_FLAG_FD_CLOEXEC: c_long = 1 << 3;
+const PERF_EVENT_IOC_SET_BPF: libc::Ioctl = 0x4004_2408;
 /// `MODULE_NAME_LEN` is 56 on 64-bit machines.
 const MODULE_NAME_BYTES: usize = 64;
 
@@ -65,8 +70,8 @@ pub(super) fn size(program: BorrowedFd<'_>) -> io::Result<Size> {
     Ok(Size { instructions, verified: info.verified_insns })
 }
 
-/// How often the kernel did not even try to run the program of a kprobe.multi link, because ftrace was busy on that CPU
-/// (`missed`). `None` for other links, and before 6.7, which does not count it.
+/// How often the kernel did not even try to run the program of a kprobe's link, because ftrace or another kprobe was busy on
+/// that CPU (`missed`). `None` for other links, and before 6.7, which does not count it.
 pub(super) fn missed_by_link(link: BorrowedFd<'_>) -> io::Result<Option<u64>> {
     let mut info = LinkInfo::default();
     let mut attributes = InfoAttributes {
@@ -80,7 +85,11 @@ pub(super) fn missed_by_link(link: BorrowedFd<'_>) -> io::Result<Option<u64>> {
     // The kernel writes at most its own struct, which is this long since it counts (`struct bpf_link_info`, whose longest
     // part then is that of a kprobe).
     let counts = attributes.info_len as usize >= size_of::<LinkInfo>();
-    Ok((counts && info.kind == BPF_LINK_TYPE_KPROBE_MULTI).then_some(info.missed))
+    Ok(match info.kind {
+        BPF_LINK_TYPE_KPROBE_MULTI if counts => Some(info.missed_by_multi),
+        BPF_LINK_TYPE_PERF_EVENT if counts => Some(info.missed_by_event),
+        _ => None,
+    })
 }
 
 fn info(program: BorrowedFd<'_>) -> io::Result<bpf_prog_info> {
@@ -106,6 +115,8 @@ pub(super) enum Purpose {
     Tracepoint { id: u32 },
     /// A tracepoint that passes its arguments as they are.
     RawTracepoint,
+    /// A perf event's kprobe.
+    Kprobe,
     /// A kprobe.multi link.
     KprobeMulti,
 }
@@ -161,6 +172,7 @@ impl Request<'_> {
             }
             Purpose::Tracepoint { id } => (BPF_PROG_TYPE_TRACING, BPF_TRACE_RAW_TP, id, None),
             Purpose::RawTracepoint => (BPF_PROG_TYPE_RAW_TRACEPOINT, 0, 0, None),
+            Purpose::Kprobe => (BPF_PROG_TYPE_KPROBE, 0, 0, None),
             Purpose::KprobeMulti => (BPF_PROG_TYPE_KPROBE, BPF_TRACE_KPROBE_MULTI, 0, None),
         };
         let mut prog_name = [0; 16];
@@ -233,6 +245,67 @@ pub(super) fn open_kprobe_multi(program: &OwnedFd, symbol: &str, place: Place) -
     };
     // SAFETY: the array and the name outlive the call, which only reads them.
     unsafe { new_fd(BPF_LINK_CREATE, &mut attributes) }
+}
+
+/// Makes a perf event of a function, at which a program is to run. The kernel finds the function at once; for a kprobe.multi
+/// link 6.12 goes through all its symbols, 0.1 s of an emulated CPU. Where `kernel.perf_event_paranoid` is above 2 (a patch of
+/// Debian and Ubuntu), it needs `CAP_SYS_ADMIN`.
+pub(super) fn open_kprobe_event(symbol: &str, place: Place) -> io::Result<OwnedFd> {
+    const OF_ANY_PROCESS: c_long = -1;
+    // The kernel runs a kprobe's program on every CPU.
+    const CPU: c_long = 0;
+    const NO_GROUP: c_long = -1;
+    // The number of this kind of event is the kernel's choice (Documentation/ABI/testing/sysfs-bus-event_source-devices-*).
+    let kind = fs::read_to_string("/sys/bus/event_source/devices/kprobe/type")?;
+    let symbol = CString::new(symbol).map_err(io::Error::other)?;
+    let mut attributes = EventAttributes {
+        kind: kind.trim().parse().map_err(io::Error::other)?,
+        size: size_of::<EventAttributes>() as u32,
+        // `format/retprobe`.
+        config: u64::from(place == Place::Exit),
+        sample_period: 1,
+        wakeup_events: 1,
+        function: symbol.as_ptr().expose_provenance() as u64,
+        ..EventAttributes::default()
+    };
+    // SAFETY: the attributes and the name outlive the call, which only reads them.
+    let fd = unsafe {
+        libc::syscall(
+            libc::SYS_perf_event_open,
+            &raw mut attributes,
+            OF_ANY_PROCESS,
+            CPU,
+            NO_GROUP,
+            PERF_FLAG_FD_CLOEXEC,
+        )
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just created it and nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(i32::try_from(fd).map_err(io::Error::other)?) })
+}
+
+/// Attaches a loaded program to the function of a perf event. The result owns the event.
+pub(super) fn open_event_link(program: &OwnedFd, event: OwnedFd) -> io::Result<OwnedFd> {
+    let mut attributes = EventLinkAttributes {
+        prog_fd: u32::try_from(program.as_raw_fd()).map_err(io::Error::other)?,
+        target_fd: u32::try_from(event.as_raw_fd()).map_err(io::Error::other)?,
+        attach_type: BPF_PERF_EVENT,
+        ..EventLinkAttributes::default()
+    };
+    // SAFETY: no pointer is passed.
+    match unsafe { new_fd(BPF_LINK_CREATE, &mut attributes) } {
+        Ok(link) => Ok(link),
+        // Before 5.15 there is no such link, and the event itself holds the program.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            // SAFETY: the request takes a descriptor, which is open.
+            let answer =
+                unsafe { libc::ioctl(event.as_raw_fd(), PERF_EVENT_IOC_SET_BPF, program.as_raw_fd()) };
+            if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(event) }
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Every module's BTF by the module's name. Needs `CAP_SYS_ADMIN`.
@@ -514,7 +587,36 @@ struct KprobeMultiAttributes {
     cookies: u64,
 }
 
-/// `struct bpf_link_info` of a kprobe.multi link, as long as the struct is since 6.7.
+/// The part of `union bpf_attr` for `BPF_LINK_CREATE` with a perf event.
+#[derive(Default)]
+#[repr(C)]
+struct EventLinkAttributes {
+    prog_fd: u32,
+    target_fd: u32,
+    attach_type: u32,
+    flags: u32,
+    cookie: u64,
+}
+
+/// `struct perf_event_attr` (`include/uapi/linux/perf_event.h`) up to `PERF_ATTR_SIZE_VER1`, for a kprobe.
+#[derive(Default)]
+#[repr(C)]
+struct EventAttributes {
+    kind: u32,
+    size: u32,
+    config: u64,
+    sample_period: u64,
+    sample_type: u64,
+    read_format: u64,
+    flags: u64,
+    wakeup_events: u32,
+    bp_type: u32,
+    /// Where the function's name is.
+    function: u64,
+    offset: u64,
+}
+
+/// `struct bpf_link_info` of a kprobe's link, as long as the struct is since 6.7.
 #[derive(Default)]
 #[repr(C)]
 struct LinkInfo {
@@ -522,16 +624,18 @@ struct LinkInfo {
     id: u32,
     prog_id: u32,
     reserved: u32,
-    addresses: u64,
+    addresses_or_type: u64,
     count: u32,
     flags: u32,
-    missed: u64,
-    others: [u64; 2],
+    missed_by_multi: u64,
+    address: u64,
+    missed_by_event: u64,
 }
 
 impl Attributes for ProgramAttributes {}
 impl Attributes for BtfAttributes {}
 impl Attributes for KprobeMultiAttributes {}
+impl Attributes for EventLinkAttributes {}
 impl Attributes for RawTracepointAttributes {}
 impl Attributes for IdAttributes {}
 impl Attributes for InfoAttributes {}
@@ -567,9 +671,17 @@ mod tests {
         );
         assert_eq!(offset_of!(KprobeMultiAttributes, symbols), 24);
         let info = offset_of!(bpf_link_info, __bindgen_anon_1);
-        assert_eq!((offset_of!(LinkInfo, addresses), offset_of!(LinkInfo, missed)), (info, info + 16));
+        let multi = offset_of!(LinkInfo, missed_by_multi);
+        assert_eq!((offset_of!(LinkInfo, addresses_or_type), multi), (info, info + 16));
         // The longest part since 6.7, which counts; later ones are longer.
         let kprobe = offset_of!(bpf_link_info, __bindgen_anon_1.perf_event.__bindgen_anon_1.kprobe.missed);
+        assert_eq!(offset_of!(LinkInfo, missed_by_event), kprobe);
         assert_eq!(size_of::<LinkInfo>(), kprobe + size_of::<u64>());
+        assert_eq!(
+            offset_of!(EventLinkAttributes, cookie),
+            offset_of!(bpf_attr, link_create.__bindgen_anon_3)
+        );
+        // `PERF_ATTR_SIZE_VER1`, with `config1` and `config2` at its end.
+        assert_eq!((offset_of!(EventAttributes, function), size_of::<EventAttributes>()), (56, 72));
     }
 }

@@ -1,11 +1,12 @@
-//! Loads and attaches the programs that aya cannot: fentry and fexit in modules, and kprobe.multi links. Those of tracepoints
-//! come with them, so that they lack what this trace does not call.
+//! Loads and attaches the programs of hooks, without what this trace does not call.
 //!
 //! aya loads fentry programs for functions of vmlinux only. Conntrack, NAT and IPVS are modules in distributions' kernels:
 //! there the program must be loaded with a file descriptor of the module's BTF (`attach_btf_obj_fd` of `bpf(2)`, since 5.11).
-//! It has no kprobe.multi links (since 5.18), which need no perf event and count what they miss. Maps, globals and all other
-//! programs stay aya's, and the instructions come from the same object, into which aya-obj puts aya's maps. The plan decides
+//! It has no kprobe.multi links (since 5.18), which need no perf event, and shows no link of its kprobes, whose count of missed
+//! runs is read. Maps, globals and the program on demand stay aya's, and the instructions come from the same object, into which aya-obj puts aya's maps. The plan decides
 //! which program goes to which function; `bpf` makes the system calls.
+
+mod stubs;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -17,7 +18,7 @@ use aya::{
     Ebpf,
     maps::{Map, MapData},
 };
-use aya_obj::{Function, Object, generated::bpf_insn};
+use aya_obj::Object;
 use tracer_ebpf::Hook;
 use tracing::debug;
 
@@ -45,6 +46,8 @@ pub(super) enum LoadError {
     Attach { program: &'static str, error: io::Error },
     #[error("this kernel has no kprobe.multi links (CONFIG_FPROBE, since 5.18)")]
     NoKprobeMulti,
+    #[error("`perf_event_open` for {symbol} failed: {error}")]
+    Event { symbol: String, error: io::Error },
 }
 
 /// An attached program; dropping it detaches it.
@@ -67,9 +70,9 @@ pub(super) struct Loader {
 impl Loader {
     /// Takes the programs out of `object` and puts the maps of `ebpf`, which was loaded from the same bytes, into them.
     ///
-    /// The functions in `uncalled` are left out. The read-only data that forbids their calls would let the verifier remove
-    /// them, but only after it has looked at them: on 7.2 (`bpf_compute_subprog_arg_access`) that took most of the time to
-    /// attach.
+    /// The functions in `uncalled` are left out, with their calls. The read-only data that forbids these would let the verifier
+    /// remove them, but only after it has looked at the functions: on 7.2 (`bpf_compute_subprog_arg_access`) that took most of
+    /// the time to attach.
     pub(super) fn new(object: &[u8], ebpf: &Ebpf, uncalled: &[&str]) -> Result<Self, LoadError> {
         let unusable = |error: &(dyn std::error::Error + 'static)| LoadError::Object(sentence(error));
         let mut object = Object::parse(object).map_err(|error| unusable(&error))?;
@@ -87,10 +90,11 @@ impl Loader {
             .map_err(|error| unusable(&error))?;
         for function in object.functions.values_mut() {
             if uncalled.contains(&function.name.as_str()) {
-                leave_out(function);
+                stubs::make(function);
             }
         }
         object.relocate_calls(&sections).map_err(|error| unusable(&error))?;
+        object.functions.values_mut().for_each(stubs::remove);
         let btf = match aya::features().btf() {
             Some(features) => object.fixup_and_sanitize_btf(features).map_err(|error| unusable(&error))?,
             None => None,
@@ -153,6 +157,22 @@ impl Loader {
         Ok(Link { program, link })
     }
 
+    /// Loads the program and attaches it to the function by a perf event, which is made first: it shows at once whether there is
+    /// such a function, and whether this process may.
+    pub(super) fn attach_kprobe(
+        &self,
+        name: &'static str,
+        place: Place,
+        symbol: &str,
+    ) -> Result<Link, LoadError> {
+        let event = bpf::open_kprobe_event(symbol, place)
+            .map_err(|error| LoadError::Event { symbol: symbol.to_owned(), error })?;
+        let program = self.load(name, Purpose::Kprobe)?;
+        let link = bpf::open_event_link(&program, event)
+            .map_err(|error| LoadError::Attach { program: name, error })?;
+        Ok(Link { program, link })
+    }
+
     fn load(&self, name: &'static str, purpose: Purpose) -> Result<OwnedFd, LoadError> {
         let missing = || LoadError::NoProgram(name);
         let program = self.object.programs.get(name).ok_or_else(missing)?;
@@ -189,19 +209,6 @@ impl Loader {
         }
         self.modules.get(name).map(AsRawFd::as_raw_fd).ok_or(LoadError::NoModule(name))
     }
-}
-
-/// Leaves nothing of a function but `return 0`.
-fn leave_out(function: &mut Function) {
-    // BPF_ALU64 | BPF_MOV | BPF_K, to register 0, and BPF_JMP | BPF_EXIT (Documentation/bpf/standardization).
-    function.instructions = [0xb7, 0x95].map(instruction).to_vec();
-    // No relocation lies there.
-    function.section_offset = usize::MAX / 2;
-}
-
-/// An instruction whose registers, offset and number are 0.
-fn instruction(code: u8) -> bpf_insn {
-    bpf_insn { code, _bitfield_align_1: [], _bitfield_1: bpf_insn::new_bitfield_1(0, 0), off: 0, imm: 0 }
 }
 
 /// The map's own handle, for the kinds of map in the object.
