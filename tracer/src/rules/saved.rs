@@ -66,7 +66,7 @@ pub(super) mod elements {
 mod tests {
     use crate::{
         net::Family,
-        rules::{Writer, iptables},
+        rules::{Ruleset, Writer, iptables},
     };
 
     #[test]
@@ -76,8 +76,8 @@ mod tests {
         let hint = iptables::Hint { family: Some(Family::Ipv4), writer: Some(Writer::IptablesNft) };
         let rules = iptables::parse(text, hint);
         let json = serde_json::to_vec(&rules).unwrap();
-        let again: super::super::Ruleset = serde_json::from_slice(&json).unwrap();
-        let chain = |rules: &super::super::Ruleset| {
+        let again: Ruleset = serde_json::from_slice(&json).unwrap();
+        let chain = |rules: &Ruleset| {
             rules
                 .table(Writer::IptablesNft, Family::Ipv4, "nat")
                 .unwrap()
@@ -88,5 +88,16 @@ mod tests {
         };
         assert_eq!(chain(&rules), chain(&again));
         assert_eq!(chain(&again).len(), 1);
+    }
+
+    /// Rules with every kind of step and verdict, as recordings have them. Without the blanks at the start of lines.
+    const EVERY_KIND: &str = include_str!("../../tests/data/every-kind-of-rule.json");
+
+    #[test]
+    fn the_form_of_every_kind_of_rule_is_stable() {
+        let wanted: String = EVERY_KIND.lines().map(str::trim_start).collect();
+        let rules: Ruleset = serde_json::from_str(&wanted).unwrap();
+        let written = serde_json::to_string(&rules).unwrap();
+        assert_eq!(written, wanted);
     }
 }
