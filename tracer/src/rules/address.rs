@@ -1,11 +1,11 @@
-//! Ranges of addresses.
+//! Ranges of addresses, and the small forms of addresses in rules: a node has hundreds of thousands of them.
 
 use std::{
     fmt,
-    net::{IpAddr, Ipv4Addr},
+    net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, SocketAddrV6},
 };
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::net::Cidr;
 
@@ -99,5 +99,114 @@ impl fmt::Display for AddressRange {
             Some(length) => write!(f, "{}/{length}", self.first),
             None => write!(f, "{}-{}", self.first, self.last),
         }
+    }
+}
+
+/// The ranges of a condition. A single one of IPv4, which most conditions have, is stored inline; in 16 bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(from = "Vec<AddressRange>")]
+pub struct AddressRanges(Ranges);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Ranges {
+    /// The first and last address of the only range.
+    Ipv4(Ipv4Addr, Ipv4Addr),
+    Others(Box<[AddressRange]>),
+}
+
+impl AddressRanges {
+    pub fn iter(&self) -> impl Iterator<Item = AddressRange> {
+        let others: &[_] = if let Ranges::Others(ranges) = &self.0 { ranges } else { &[] };
+        self.of_ipv4().into_iter().chain(others.iter().copied())
+    }
+
+    /// The range, if there is only one.
+    pub fn one(&self) -> Option<AddressRange> {
+        match &self.0 {
+            Ranges::Others(ranges) => {
+                if let [one] = **ranges {
+                    Some(one)
+                } else {
+                    None
+                }
+            }
+            Ranges::Ipv4(..) => self.of_ipv4(),
+        }
+    }
+
+    /// The address, if there is only one.
+    pub fn host(&self) -> Option<IpAddr> {
+        self.one()?.as_host()
+    }
+
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        match &self.0 {
+            Ranges::Ipv4(first, last) => *first <= ip && ip <= *last,
+            Ranges::Others(ranges) => ranges.iter().any(|range| range.contains(ip)),
+        }
+    }
+
+    fn of_ipv4(&self) -> Option<AddressRange> {
+        match self.0 {
+            Ranges::Ipv4(first, last) => Some(AddressRange { first: first.into(), last: last.into() }),
+            Ranges::Others(_) => None,
+        }
+    }
+}
+
+impl From<AddressRange> for AddressRanges {
+    fn from(range: AddressRange) -> Self {
+        Self(match range {
+            AddressRange { first: IpAddr::V4(first), last: IpAddr::V4(last) } => Ranges::Ipv4(first, last),
+            other => Ranges::Others([other].into()),
+        })
+    }
+}
+
+impl From<Vec<AddressRange>> for AddressRanges {
+    fn from(ranges: Vec<AddressRange>) -> Self {
+        match *ranges {
+            [one] => one.into(),
+            _ => Self(Ranges::Others(ranges.into())),
+        }
+    }
+}
+
+/// As a list.
+impl Serialize for AddressRanges {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.iter())
+    }
+}
+
+/// An address and a port in 16 bytes: those of IPv4 are stored inline.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "SocketAddr", into = "SocketAddr")]
+pub enum SmallSocketAddr {
+    V4(SocketAddrV4),
+    V6(Box<SocketAddrV6>),
+}
+
+impl SmallSocketAddr {
+    pub fn get(&self) -> SocketAddr {
+        match self {
+            Self::V4(address) => SocketAddr::V4(*address),
+            Self::V6(address) => SocketAddr::V6(**address),
+        }
+    }
+}
+
+impl From<SocketAddr> for SmallSocketAddr {
+    fn from(address: SocketAddr) -> Self {
+        match address {
+            SocketAddr::V4(address) => Self::V4(address),
+            SocketAddr::V6(address) => Self::V6(address.into()),
+        }
+    }
+}
+
+impl From<SmallSocketAddr> for SocketAddr {
+    fn from(address: SmallSocketAddr) -> Self {
+        address.get()
     }
 }

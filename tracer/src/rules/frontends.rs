@@ -6,10 +6,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use super::{
-    AddressRange, Chain, Datum, Family, Key, NFTABLES_TABLE, Name, Rule, Ruleset, Step, Table, Verdict,
-    Writer,
-};
+use super::{Chain, Datum, Family, Key, NFTABLES_TABLE, Name, Rule, Ruleset, Step, Table, Verdict, Writer};
 use crate::{net::Protocol, rules::ipset};
 
 /// An address that clients connect to.
@@ -137,7 +134,7 @@ impl Ruleset {
             for step in chain.iter().flat_map(|chain| chain.rules.iter()).filter(jumps).flat_map(|r| &r.steps)
             {
                 if let Step::Destination { ranges, negated: false } = step {
-                    found.extend(ranges.iter().filter_map(AddressRange::as_host));
+                    found.extend(ranges.iter().filter_map(|range| range.as_host()));
                 }
             }
         }
@@ -165,10 +162,7 @@ pub(crate) fn of_rule(rule: &Rule) -> Option<Frontend> {
     let (mut address, mut protocol, mut port) = (None, None, None);
     for step in &rule.steps {
         match step {
-            Step::Destination { ranges, negated: false } => match ranges.as_ref() {
-                [range] if range.as_host().is_some() => address = range.as_host(),
-                _ => return None,
-            },
+            Step::Destination { ranges, negated: false } => address = Some(ranges.host()?),
             Step::Protocol { protocol: of, negated: false } => protocol = Some(*of),
             Step::Port { first, last, negated: false } if first == last => port = Some(*first),
             _ => {}

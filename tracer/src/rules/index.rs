@@ -55,9 +55,7 @@ fn key(rule: &Rule) -> Option<Result<IpAddr, u16>> {
     for step in &rule.steps {
         match step {
             Step::Destination { ranges, negated: false } => {
-                if let [range] = ranges.as_ref()
-                    && let Some(ip) = range.as_host()
-                {
+                if let Some(ip) = ranges.host() {
                     return Some(Ok(ip));
                 }
             }
@@ -71,8 +69,8 @@ fn key(rule: &Rule) -> Option<Result<IpAddr, u16>> {
             | Step::State { .. }
             | Step::Mark { .. }
             | Step::Interface { .. }
-            | Step::InSet { .. }
-            | Step::InIpset { .. }
+            | Step::InSet(_)
+            | Step::InIpset(_)
             | Step::Devices { .. }
             | Step::Ports { .. }
             | Step::Protocols { .. }

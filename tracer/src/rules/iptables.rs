@@ -8,7 +8,10 @@ use std::borrow::Cow;
 use crate::{
     net::{Family, Protocol},
     parse::ParseError,
-    rules::{AddressRange, Base, HookPoint, Rule, Ruleset, Side, Step, Table, Verdict, Writer},
+    rules::{
+        AddressRange, AddressRanges, Base, HookPoint, InIpset, Rule, Ruleset, Side, Step, Sticky, Table,
+        Verdict, Writer, step::Steps,
+    },
 };
 
 mod words;
@@ -145,13 +148,12 @@ impl Reader {
         let mut words = Words::new(line);
         let Some(chain) = words.next() else { return false };
         let rule = parse_rule(words);
-        let missing = table.chain(&chain).is_none();
-        let base = if missing { base(&table.name, &chain, false) } else { None };
-        let Some(chain) = table.chain_mut(&chain) else { return false };
-        if missing {
+        if table.chain(&chain).is_none() {
+            let base = base(&table.name, &chain, false);
+            let Some(chain) = table.chain_mut(&chain) else { return false };
             chain.base = base;
         }
-        chain.rules.push(rule);
+        table.add_rule(&chain, rule);
         self.rules += 1;
         true
     }
@@ -201,10 +203,10 @@ const HARMLESS: [&str; 17] = [
 ];
 
 fn parse_rule(mut words: Words<'_>) -> Rule {
-    let mut rule = Rule { steps: Vec::with_capacity(4), comment: None };
+    let (mut steps, mut comment) = (Steps::new(), None);
     let mut target: Option<(Cow<'_, str>, bool)> = None;
     let mut negated = false;
-    let mut target_steps = Vec::new();
+    let mut target_steps = Steps::new();
     let mut module = Module::default();
     while let Some(word) = words.next() {
         match word.as_ref() {
@@ -213,13 +215,13 @@ fn parse_rule(mut words: Words<'_>) -> Rule {
                 continue;
             }
             "-m" | "--match" => {
-                module.end(&mut rule.steps);
+                module.end(&mut steps);
                 module = Module::begin(words.next());
                 continue;
             }
-            "--comment" => rule.comment = words.next().map(|text| text.into_owned().into()),
+            "--comment" => comment = words.next().map(|text| text.as_ref().into()),
             "-j" | "-g" => {
-                module.end(&mut rule.steps);
+                module.end(&mut steps);
                 target = words.next().map(|name| (name, word == "-g"));
             }
             option if target.is_some() => {
@@ -230,12 +232,12 @@ fn parse_rule(mut words: Words<'_>) -> Rule {
             }
             option => {
                 module.has_option = true;
-                if condition(option, negated, &mut words, &mut rule.steps) {
+                if condition(option, negated, &mut words, &mut steps) {
                     module.is_unknown = false;
                 } else {
                     let mut text = if negated { format!("! {option}") } else { option.to_owned() };
                     words.arguments(&mut text);
-                    module.unknown(&text, &mut rule.steps);
+                    module.unknown(&text, &mut steps);
                 }
             }
         }
@@ -243,25 +245,25 @@ fn parse_rule(mut words: Words<'_>) -> Rule {
     }
     if let Some((name, goto)) = target {
         let known = !target_steps.is_empty();
-        rule.steps.append(&mut target_steps);
+        steps.append(&mut target_steps);
         match name.as_ref() {
-            "ACCEPT" => rule.steps.push(Step::Do(Verdict::Accept)),
-            "DROP" => rule.steps.push(Step::Do(Verdict::Drop)),
-            "REJECT" => rule.steps.push(Step::Do(Verdict::Reject)),
-            "RETURN" => rule.steps.push(Step::Do(Verdict::Return)),
-            "MASQUERADE" | "SNAT" => rule.steps.push(Step::Do(Verdict::Masquerade)),
-            "NOTRACK" => rule.steps.push(Step::NoTrack),
+            "ACCEPT" => steps.push(Step::Do(Verdict::Accept)),
+            "DROP" => steps.push(Step::Do(Verdict::Drop)),
+            "REJECT" => steps.push(Step::Do(Verdict::Reject)),
+            "RETURN" => steps.push(Step::Do(Verdict::Return)),
+            "MASQUERADE" | "SNAT" => steps.push(Step::Do(Verdict::Masquerade)),
+            "NOTRACK" => steps.push(Step::NoTrack),
             // The steps come from their options.
             "DNAT" | "MARK" | "CT" if known => {}
             "DNAT" | "MARK" | "REDIRECT" | "NETMAP" | "TPROXY" | "QUEUE" | "NFQUEUE" => {
-                rule.steps.push(Step::Do(Verdict::Unknown(name.as_ref().into())));
+                steps.push(Step::Do(Verdict::Unknown(name.as_ref().into())));
             }
             harmless if HARMLESS.contains(&harmless) => {}
-            chain if goto => rule.steps.push(Step::Do(Verdict::Goto(chain.into()))),
-            chain => rule.steps.push(Step::Do(Verdict::Jump(chain.into()))),
+            chain if goto => steps.push(Step::Do(Verdict::Goto(chain.into()))),
+            chain => steps.push(Step::Do(Verdict::Jump(chain.into()))),
         }
     }
-    rule
+    Rule::new(steps, comment)
 }
 
 /// The match whose options follow (`-m NAME`).
@@ -279,7 +281,7 @@ impl<'a> Module<'a> {
     }
 
     /// Adds an unknown option: those of one match are one condition, with the match's name.
-    fn unknown(&mut self, option: &str, steps: &mut Vec<Step>) {
+    fn unknown(&mut self, option: &str, steps: &mut Steps) {
         if let (true, Some(Step::Unknown(text))) = (self.is_unknown, steps.last_mut()) {
             *text = format!("{text} {option}").into();
             return;
@@ -293,7 +295,7 @@ impl<'a> Module<'a> {
     }
 
     /// Some matches decide without an option.
-    fn end(&mut self, steps: &mut Vec<Step>) {
+    fn end(&mut self, steps: &mut Steps) {
         if let Some(name @ ("socket" | "rpfilter" | "eui64")) = self.name.as_deref()
             && !self.has_option
         {
@@ -305,7 +307,7 @@ impl<'a> Module<'a> {
 
 fn target_option(option: &str, words: &mut Words<'_>) -> Option<Step> {
     match option {
-        "--to-destination" => Some(Step::Do(Verdict::Dnat(endpoint(&words.next()?)?))),
+        "--to-destination" => Some(Step::Do(Verdict::Dnat(endpoint(&words.next()?)?.into()))),
         "--set-xmark" => {
             let (toggle, clear) = mark(&words.next()?)?;
             Some(Step::SetMark { clear, toggle })
@@ -327,8 +329,8 @@ fn target_option(option: &str, words: &mut Words<'_>) -> Option<Step> {
 }
 
 /// Parses one condition; `false` if it is unknown.
-fn condition(option: &str, negated: bool, words: &mut Words<'_>, steps: &mut Vec<Step>) -> bool {
-    let ranges = |text: Option<Cow<'_, str>>| Some([AddressRange::parse(&text?)?].into());
+fn condition(option: &str, negated: bool, words: &mut Words<'_>, steps: &mut Steps) -> bool {
+    let ranges = |text: Option<Cow<'_, str>>| AddressRange::parse(&text?).map(AddressRanges::from);
     let step = match option {
         "-s" | "--source" => ranges(words.next()).map(|ranges| Step::Source { ranges, negated }),
         "-d" | "--destination" => ranges(words.next()).map(|ranges| Step::Destination { ranges, negated }),
@@ -393,7 +395,7 @@ fn condition(option: &str, negated: bool, words: &mut Words<'_>, steps: &mut Vec
                 _ => None,
             };
             let sides = sides.split(',').map(side).collect::<Option<Box<[_]>>>()?;
-            Some(Step::InIpset { set: set.as_ref().into(), sides, negated })
+            Some(Step::InIpset(InIpset { set: set.as_ref().into(), sides, negated }.into()))
         }),
         // A packet that did not arrive through a bridge port.
         "--physdev-is-in" if negated => Some(Step::Harmless),
@@ -413,7 +415,7 @@ fn condition(option: &str, negated: bool, words: &mut Words<'_>, steps: &mut Vec
 }
 
 /// The options of the match `recent`, after `--rcheck` or `--set`.
-fn recent(words: &mut Words<'_>, steps: &mut Vec<Step>, checks: bool) -> bool {
+fn recent(words: &mut Words<'_>, steps: &mut Steps, checks: bool) -> bool {
     let (mut name, mut seconds, mut odd) = (None, None, false);
     while let Some(option) = words.peek() {
         match option.as_ref() {
@@ -441,7 +443,7 @@ fn recent(words: &mut Words<'_>, steps: &mut Vec<Step>, checks: bool) -> bool {
     }
     let Some(name) = name.filter(|_| !odd) else { return false };
     steps.push(if checks {
-        Step::Sticky { list: name.as_ref().into(), seconds }
+        Step::Sticky(Sticky { list: name.as_ref().into(), seconds }.into())
     } else {
         Step::Remember(name.as_ref().into())
     });

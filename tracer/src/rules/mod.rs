@@ -23,21 +23,24 @@ mod index;
 pub mod ipset;
 pub mod iptables;
 pub mod ipvs;
+mod names;
 pub mod nftables;
 mod saved;
 mod set;
 pub(crate) mod sources;
+mod step;
 mod table;
 pub mod text;
 pub mod walk;
 
-pub use address::AddressRange;
+pub use address::{AddressRange, AddressRanges, SmallSocketAddr};
 pub(crate) use frontends::{Frontend, Named};
 pub use set::{Datum, Field, Side};
 pub(crate) use set::{Dimension, Key, Set};
 pub(crate) use sources::LocalTraffic;
+pub use step::{ByState, InIpset, InSet, Look, Step, Sticky, Verdict};
+pub use table::Rule;
 pub(crate) use table::{Base, Chain, HookPoint, Table};
-pub use table::{Rule, Step, Verdict};
 pub(crate) use walk::{End, Fate};
 pub use walk::{Origin, Probe};
 

@@ -1,24 +1,17 @@
 //! The form of rules in recordings. Indexes are not stored; they are rebuilt when the rules are read.
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use super::{Chain, Family, Name, Set, Writer};
 
-/// A [`super::Table`] without its indexes.
-#[derive(Serialize, Deserialize)]
+/// A [`super::Table`] as it is read, without its indexes.
+#[derive(Deserialize)]
 pub(super) struct Table {
     writer: Writer,
     family: Family,
     name: Name,
     chains: Vec<Chain>,
     sets: Vec<Set>,
-}
-
-impl From<super::Table> for Table {
-    fn from(table: super::Table) -> Self {
-        let super::Table { writer, family, name, chains, sets, by_name: _, sets_by_name: _ } = table;
-        Self { writer, family, name, chains, sets }
-    }
 }
 
 impl From<Table> for super::Table {
@@ -28,7 +21,9 @@ impl From<Table> for super::Table {
             // Merges a chain that a damaged recording contains twice.
             if let Some(made) = table.chain_mut(&chain.name) {
                 made.base = chain.base.or(made.base);
-                made.rules.extend(chain.rules);
+            }
+            for rule in chain.rules {
+                table.add_rule(&chain.name, rule);
             }
         }
         for set in saved.sets {

@@ -78,7 +78,7 @@ pub struct Set {
 }
 
 impl Set {
-    pub fn new(name: &str) -> Self {
+    pub fn new(name: impl Into<Name>) -> Self {
         Self {
             name: name.into(),
             elements: HashMap::default(),
@@ -128,8 +128,19 @@ impl Set {
         found.map(|(_, verdict)| verdict.as_ref())
     }
 
+    /// Passes its own name, and those of the chains to which its verdicts lead.
+    pub(super) fn each_name(&mut self, take: &mut impl FnMut(&mut Name)) {
+        take(&mut self.name);
+        let verdicts = self.elements.values_mut().chain(self.ranges.iter_mut().map(|(_, verdict)| verdict));
+        verdicts.flatten().for_each(|verdict| verdict.each_name(take));
+    }
+
     pub(super) fn absorb(&mut self, other: Self) {
-        self.elements.extend(other.elements);
+        if self.elements.is_empty() {
+            self.elements = other.elements;
+        } else {
+            self.elements.extend(other.elements);
+        }
         self.ranges.extend(other.ranges);
         self.timeout = self.timeout.or(other.timeout);
         self.partial |= other.partial;

@@ -55,9 +55,12 @@ impl Ruleset {
             let chains = table.chains.iter().filter(|chain| chain.base.is_none());
             for rule in chains.flat_map(|chain| &chain.rules).filter(|rule| marks(rule)) {
                 let names_service = rule.steps.iter().any(|step| match step {
-                    Step::Destination { negated: false, .. } | Step::InSet { negated: false, .. } => true,
-                    Step::InIpset { set, sides, negated: false } => {
-                        **set == *cluster_ips && sides.iter().all(|side| *side == Side::Destination)
+                    Step::Destination { negated: false, .. } => true,
+                    Step::InSet(of) => !of.negated,
+                    Step::InIpset(of) => {
+                        !of.negated
+                            && *of.set == *cluster_ips
+                            && of.sides.iter().all(|side| *side == Side::Destination)
                     }
                     _ => false,
                 });
@@ -95,12 +98,11 @@ fn vote(rule: &Rule) -> Option<LocalTraffic> {
     let names_service = rule
         .steps
         .iter()
-        .any(|step| matches!(step, Step::Destination { .. } | Step::InSet { .. } | Step::InIpset { .. }));
+        .any(|step| matches!(step, Step::Destination { .. } | Step::InSet(_) | Step::InIpset(_)));
     let vote = rule.steps.iter().find_map(|step| match step {
-        Step::Source { ranges, negated: true } => match ranges.as_ref() {
-            [range] if range.as_host().is_none() => Some(LocalTraffic::Range(*range)),
-            _ => None,
-        },
+        Step::Source { ranges, negated: true } => {
+            ranges.one().filter(|range| range.as_host().is_none()).map(LocalTraffic::Range)
+        }
         Step::Interface { name, negated: true } => Some(LocalTraffic::Interface(name.clone())),
         _ => None,
     });

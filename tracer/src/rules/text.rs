@@ -3,7 +3,9 @@
 //! Without the names of matches (`-m tcp`), counters, and statements that do not change a packet's way. Reading the text
 //! gives the same rule.
 
-use super::{AddressRange, Family, Field, Rule, Side, Step, Table, Verdict, Writer};
+use std::net::SocketAddr;
+
+use super::{AddressRanges, Family, Field, Rule, Side, Step, Table, Verdict, Writer};
 use crate::net::Protocol;
 
 /// The rule without its comment.
@@ -46,8 +48,8 @@ fn protocol(protocol: Protocol) -> String {
     }
 }
 
-fn joined<T>(items: &[T], one: impl Fn(&T) -> String) -> String {
-    items.iter().map(one).collect::<Vec<_>>().join(",")
+fn joined<T>(items: impl IntoIterator<Item = T>, one: impl Fn(T) -> String) -> String {
+    items.into_iter().map(one).collect::<Vec<_>>().join(",")
 }
 
 fn ports((first, last): (u16, u16), between: char) -> String {
@@ -55,8 +57,8 @@ fn ports((first, last): (u16, u16), between: char) -> String {
 }
 
 /// `-s A`, or for a range that is no network, `--src-range A-B`.
-fn addresses(side: &str, ranges: &[AddressRange]) -> String {
-    let text = joined(ranges, ToString::to_string);
+fn addresses(side: &str, ranges: &AddressRanges) -> String {
+    let text = joined(ranges.iter(), |range| range.to_string());
     match (side, text.contains('-')) {
         ("s", true) => format!("--src-range {text}"),
         ("d", true) => format!("--dst-range {text}"),
@@ -116,21 +118,21 @@ fn iptables(step: &Step) -> String {
             format!("{}--tcp-flags {} {}", not(*negated), flags(*mask), flags(*set))
         }
         Step::Chance(chance) => format!("--mode random --probability {chance:.11}"),
-        Step::InSet { set, negated, .. } => format!("{}--match-set {}", not(*negated), word(set)),
-        Step::InIpset { set, sides, negated } => {
+        Step::InSet(of) => format!("{}--match-set {}", not(of.negated), word(&of.set)),
+        Step::InIpset(of) => {
             let side = |side: &Side| if *side == Side::Source { "src" } else { "dst" }.to_owned();
-            format!("{}--match-set {} {}", not(*negated), word(set), joined(sides, side))
+            format!("{}--match-set {} {}", not(of.negated), word(&of.set), joined(&of.sides, side))
         }
-        Step::Sticky { list, seconds } => {
-            let seconds = seconds.map(|seconds| format!("--seconds {seconds} ")).unwrap_or_default();
-            format!("--rcheck {seconds}--name {}", word(list))
+        Step::Sticky(of) => {
+            let seconds = of.seconds.map(|seconds| format!("--seconds {seconds} ")).unwrap_or_default();
+            format!("--rcheck {seconds}--name {}", word(&of.list))
         }
         Step::Remember(list) => format!("--set --name {}", word(list)),
         Step::Unknown(text) => text.to_string(),
         Step::SetMark { clear, toggle } => format!("-j MARK --set-xmark {toggle:#x}/{clear:#x}"),
         Step::NoTrack => "-j CT --notrack".to_owned(),
         Step::Do(verdict) => iptables_verdict(verdict),
-        Step::Look { .. } | Step::Spread { .. } | Step::ByState { .. } | Step::Harmless => String::new(),
+        Step::Look(_) | Step::Spread { .. } | Step::ByState(_) | Step::Harmless => String::new(),
     }
 }
 
@@ -141,12 +143,16 @@ fn iptables_verdict(verdict: &Verdict) -> String {
         Verdict::Reject => "-j REJECT".to_owned(),
         Verdict::Return => "-j RETURN".to_owned(),
         Verdict::Masquerade => "-j MASQUERADE".to_owned(),
-        Verdict::Dnat(to) if to.port() == 0 => format!("-j DNAT --to-destination {}", to.ip()),
-        Verdict::Dnat(to) => format!("-j DNAT --to-destination {to}"),
+        Verdict::Dnat(to) => format!("-j DNAT --to-destination {}", endpoint(to.get())),
         Verdict::Jump(to) => format!("-j {}", word(to)),
         Verdict::Goto(to) => format!("-g {}", word(to)),
         Verdict::Unknown(target) => format!("-j {target}"),
     }
+}
+
+/// The address alone if the packet keeps its port.
+fn endpoint(to: SocketAddr) -> String {
+    if to.port() == 0 { to.ip().to_string() } else { to.to_string() }
 }
 
 /// A name as one word of iptables-save.
@@ -189,9 +195,10 @@ fn quoted(names: &[Box<str>]) -> String {
 }
 
 fn nft(step: &Step, family: Family) -> String {
-    let strings = |ranges: &[AddressRange]| set(&ranges.iter().map(ToString::to_string).collect::<Vec<_>>());
-    let ip = |ranges: &[AddressRange]| {
-        let family = ranges.first().map_or(family, |range| Family::of(range.first));
+    let strings =
+        |ranges: &AddressRanges| set(&ranges.iter().map(|range| range.to_string()).collect::<Vec<_>>());
+    let ip = |ranges: &AddressRanges| {
+        let family = ranges.iter().next().map_or(family, |range| Family::of(range.first));
         if family == Family::Ipv4 { "ip" } else { "ip6" }
     };
     match step {
@@ -248,10 +255,10 @@ fn nft(step: &Step, family: Family) -> String {
             let op = if *negated { "!=" } else { "==" };
             format!("tcp flags & ({}) {op} {}", nft_flags(*mask), nft_flags(*set))
         }
-        Step::InSet { set, fields: list, negated } => {
-            format!("{} {}@{set}", fields(list, family), unequal(*negated))
+        Step::InSet(of) => {
+            format!("{} {}@{}", fields(&of.fields, family), unequal(of.negated), of.set)
         }
-        Step::Sticky { list, .. } => format!("{} @{list}", field(Field::Source, family)),
+        Step::Sticky(of) => format!("{} @{}", field(Field::Source, family), of.list),
         Step::Remember(list) => format!("update @{list} {{ {} }}", field(Field::Source, family)),
         Step::Unknown(text) => text.to_string(),
         Step::SetMark { clear: u32::MAX, toggle } => format!("meta mark set {toggle:#x}"),
@@ -264,14 +271,14 @@ fn nft(step: &Step, family: Family) -> String {
             format!("meta mark set meta mark and {:#x} xor {toggle:#x}", !clear)
         }
         Step::NoTrack => "notrack".to_owned(),
-        Step::Look { fields: list, map } if map.starts_with("__map") => {
-            format!("{} vmap {{ … }}", fields(list, family))
+        Step::Look(of) if of.map.starts_with("__map") => {
+            format!("{} vmap {{ … }}", fields(&of.fields, family))
         }
-        Step::Look { fields: list, map } => format!("{} vmap @{map}", fields(list, family)),
+        Step::Look(of) => format!("{} vmap @{}", fields(&of.fields, family), of.map),
         Step::Spread { of, .. } => format!("numgen random mod {of} vmap {{ … }}"),
-        Step::ByState { .. } => "ct state vmap { … }".to_owned(),
+        Step::ByState(_) => "ct state vmap { … }".to_owned(),
         Step::Do(verdict) => nft_verdict(verdict),
-        Step::InIpset { .. } | Step::Chance(_) | Step::Harmless => String::new(),
+        Step::InIpset(_) | Step::Chance(_) | Step::Harmless => String::new(),
     }
 }
 
@@ -290,8 +297,7 @@ fn nft_verdict(verdict: &Verdict) -> String {
         Verdict::Reject => "reject".to_owned(),
         Verdict::Return => "return".to_owned(),
         Verdict::Masquerade => "masquerade".to_owned(),
-        Verdict::Dnat(to) if to.port() == 0 => format!("dnat to {}", to.ip()),
-        Verdict::Dnat(to) => format!("dnat to {to}"),
+        Verdict::Dnat(to) => format!("dnat to {}", endpoint(to.get())),
         Verdict::Jump(to) => format!("jump {to}"),
         Verdict::Goto(to) => format!("goto {to}"),
         Verdict::Unknown(target) => target.to_string(),

@@ -181,9 +181,8 @@ fn the_text_of_an_nft_rule_is_read_as_the_same_rule() {
         let list = fixtures().join(mode).join("worker-1/nftables/nft-ruleset.json");
         let rules = nftables::parse(&fs::read_to_string(list).unwrap()).unwrap();
         let table = rules.tables.iter().find(|table| table.family == Family::Ipv4).unwrap();
-        let choice =
-            |step: &Step| matches!(step, Step::Spread { .. } | Step::Sticky { .. } | Step::Remember(_));
-        let anonymous = |step: &Step| matches!(step, Step::Look { map, .. } if map.starts_with("__"));
+        let choice = |step: &Step| matches!(step, Step::Spread { .. } | Step::Sticky(_) | Step::Remember(_));
+        let anonymous = |step: &Step| matches!(step, Step::Look(of) if of.map.starts_with("__"));
         let of_table = table.chains.iter().flat_map(|chain| &chain.rules);
         let whole = of_table.filter(|rule| !rule.steps.iter().any(|step| choice(step) || anonymous(step)));
         let mut count = 0;

@@ -249,7 +249,7 @@ fn inner(rules: &Ruleset, family: Family, writer: Writer, context: &Context, aud
         }
         for (from, map) in LOOKUPS {
             let Some(chain) = table.chain(from).filter(|_| table.set(map).is_some()) else { continue };
-            let looks = |step: &Step| matches!(step, Step::Look { map: of, .. } if **of == *map);
+            let looks = |step: &Step| matches!(step, Step::Look(of) if *of.map == *map);
             if !chain.rules.iter().any(|rule| rule.steps.iter().any(looks)) {
                 let text = format!("{from} does not use the map {map}");
                 audit.discrepancies.push(discrepancy(family, writer, from.into(), text));
@@ -261,8 +261,7 @@ fn inner(rules: &Ruleset, family: Family, writer: Writer, context: &Context, aud
         let filled = rules.sets.iter().any(|known| *known.name == *set && !known.is_empty());
         let Some(table) = table(name).filter(|table| filled && has_target(table, to)) else { continue };
         let Some(chain) = table.chain(from) else { continue };
-        let asks =
-            |step: &Step| matches!(step, Step::InIpset { set: of, negated: false, .. } if **of == *set);
+        let asks = |step: &Step| matches!(step, Step::InIpset(of) if *of.set == *set && !of.negated);
         if !chain.rules.iter().any(|rule| rule.steps.iter().any(asks) && leads_to(rule, to)) {
             let text = format!(
                 "{from} in table {name} has no rule that sends the ipset {set}, which is not empty, to {to}"

@@ -14,8 +14,8 @@ use crate::{
     net::{Family, Protocol},
     node::ProxyMode,
     rules::{
-        AddressRange, Chain, Datum, Frontend, HookPoint, NFTABLES_TABLE, Rule, Ruleset, Step, Table, Verdict,
-        Writer, frontends::ipset_name,
+        Chain, Datum, Frontend, HookPoint, NFTABLES_TABLE, Rule, Ruleset, Step, Table, Verdict, Writer,
+        frontends::ipset_name,
     },
 };
 
@@ -126,8 +126,7 @@ impl<'a> Guards<'a> {
             }
         }
         let Some(chain) = self.chain("filter", "KUBE-NODE-PORT").filter(|_| !set.is_empty()) else { return };
-        let in_set =
-            |step: &Step| matches!(step, Step::InIpset { set, negated: false, .. } if **set == *name);
+        let in_set = |step: &Step| matches!(step, Step::InIpset(of) if *of.set == *name && !of.negated);
         if !has_rule(chain, in_set, &Verdict::Accept) {
             let text = format!("KUBE-NODE-PORT in table filter does not accept the ports of {name}");
             missing("KUBE-NODE-PORT", format!("{text}: {HEALTH_CHECKS_LOST}"));
@@ -158,7 +157,8 @@ impl<'a> Guards<'a> {
     fn hairpins(&self, missing: &mut impl FnMut(&str, String)) {
         let table = self.rules.table(Writer::Nftables, self.family, NFTABLES_TABLE);
         let Some(table) = table.filter(|table| table.set("hairpin-connections").is_some()) else { return };
-        let in_set = |step: &Step| matches!(step, Step::InSet { set, negated: false, .. } if **set == *"hairpin-connections");
+        let in_set =
+            |step: &Step| matches!(step, Step::InSet(of) if *of.set == *"hairpin-connections" && !of.negated);
         let has = |chain: &Chain| has_rule(chain, in_set, &Verdict::Masquerade);
         if table.chain("masquerading").is_some_and(|chain| !has(chain)) {
             let text = "masquerading does not use the set hairpin-connections: a Pod's connection to itself through its \
@@ -217,11 +217,11 @@ fn filtered(rule: &Rule) -> Vec<(IpAddr, &str)> {
     let ports = words.iter().zip(words.iter().skip(1)).filter(|(name, _)| **name == "--vport");
     let ports: Vec<&str> = ports.map(|(_, port)| *port).collect();
     let ranges = rule.steps.iter().filter_map(|step| match step {
-        Step::Source { ranges, negated: false } => Some(ranges),
+        Step::Source { ranges, negated: false } => Some(ranges.iter()),
         _ => None,
     });
     let mut found = Vec::new();
-    for address in ranges.flatten().filter_map(AddressRange::as_host) {
+    for address in ranges.flatten().filter_map(|range| range.as_host()) {
         found.extend(ports.iter().map(|port| (address, *port)));
     }
     found

@@ -259,8 +259,8 @@ fn targets<'a>(table: &'a Table, step: &'a Step) -> Vec<&'a str> {
     match step {
         Step::Do(verdict) => of(verdict).into_iter().collect(),
         Step::Spread { to, .. } => to.iter().filter_map(|(_, verdict)| of(verdict)).collect(),
-        Step::Look { map, .. } => table
-            .set(map)
+        Step::Look(look) => table
+            .set(&look.map)
             .map(|map| map.iter().filter_map(|(_, verdict)| of(verdict?)).collect())
             .unwrap_or_default(),
         _ => Vec::new(),

@@ -139,19 +139,14 @@ impl<'a> Reader<'a> {
         let Some(found) = self.find(place) else { return String::new() };
         let of_part = |part: &Part| match part {
             Part::Unknown(text) => Some(format!("viptrace does not judge `{text}`")),
-            Part::InIpset { set, .. } => {
-                let known = self.rules.ipset(set);
-                match known {
-                    None => Some(format!("the ipset {set} was not captured")),
-                    Some(known) if known.partial => {
-                        Some(format!("a part of the ipset {set} is not understood"))
-                    }
-                    Some(_) => None,
-                }
-            }
-            Part::InSet { set, .. } => match found.table.set(set) {
-                None => Some(format!("the set {set} is missing")),
-                Some(known) if known.partial => Some(format!("a part of the set {set} is not understood")),
+            Part::InIpset(of) => match self.rules.ipset(&of.set) {
+                None => Some(format!("the ipset {} was not captured", of.set)),
+                Some(set) if set.partial => Some(format!("a part of the ipset {} is not understood", of.set)),
+                Some(_) => None,
+            },
+            Part::InSet(of) => match found.table.set(&of.set) {
+                None => Some(format!("the set {} is missing", of.set)),
+                Some(set) if set.partial => Some(format!("a part of the set {} is not understood", of.set)),
                 Some(_) => None,
             },
             _ => None,
@@ -183,7 +178,7 @@ fn effect(found: &Found<'_>, chosen: Option<&Verdict>, state: &mut State) -> Opt
         }
     }
     match chosen.or_else(|| verdict_of(found.rule)) {
-        Some(Verdict::Dnat(to)) if chosen.is_some() => effects.push(format!("to {to}")),
+        Some(Verdict::Dnat(to)) if chosen.is_some() => effects.push(format!("to {}", to.get())),
         Some(Verdict::Masquerade) => {
             effects.push("the source becomes an address of the node".to_owned());
         }
@@ -206,7 +201,7 @@ pub(super) fn translated(rules: &Ruleset, notes: &[Note]) -> Option<SocketAddr> 
         Note::Matches { place, verdict, .. } => {
             let found = reader.find(*place)?;
             match verdict.as_ref().or_else(|| verdict_of(found.rule)) {
-                Some(Verdict::Dnat(to)) if to.port() > 0 => Some(*to),
+                Some(Verdict::Dnat(to)) => Some(to.get()).filter(|to| to.port() > 0),
                 _ => None,
             }
         }

@@ -7,7 +7,10 @@ use serde_json_borrow::Value;
 use super::{foreign, is_ours};
 use crate::{
     net::Protocol,
-    rules::{AddressRange, Datum, Field, Key, Set, Step, Table, Verdict, iptables},
+    rules::{
+        AddressRange, AddressRanges, Datum, Field, InSet, Key, Look, Set, Step, Sticky, Table, Verdict,
+        iptables, step::Steps,
+    },
 };
 
 /// Access to a value's parts; `None` for a value of another type.
@@ -44,7 +47,7 @@ const HARMLESS: [&str; 12] = [
 ];
 
 /// Appends a statement's effect to `steps`. A verdict map inside the rule becomes a map of the table.
-pub(super) fn statement(statement: &Value<'_>, table: &mut Table, steps: &mut Vec<Step>) {
+pub(super) fn statement(statement: &Value<'_>, table: &mut Table, steps: &mut Steps) {
     let Some((name, body)) = statement.as_object().and_then(|object| object.iter().next()) else {
         steps.push(unknown(statement));
         return;
@@ -93,7 +96,7 @@ fn unknown(value: &Value<'_>) -> Step {
 }
 
 /// Adds the conditions that a field implies in another program's rule.
-fn imply(key: Option<&Value<'_>>, table: &Table, steps: &mut Vec<Step>) {
+fn imply(key: Option<&Value<'_>>, table: &Table, steps: &mut Steps) {
     if let Some(key) = key.filter(|_| !is_ours(&table.name)) {
         foreign::implied(key, table, steps);
     }
@@ -165,9 +168,9 @@ fn own_condition(body: &Value<'_>, table: &Table) -> Option<Step> {
         let remembered = table.set(name).is_some_and(|set| set.timeout.is_some());
         return match fields.as_ref() {
             [Field::Source] if remembered && !negated => {
-                Some(Step::Sticky { list: name.into(), seconds: None })
+                Some(Step::Sticky(Sticky { list: name.into(), seconds: None }.into()))
             }
-            _ => Some(Step::InSet { set: name.into(), fields, negated }),
+            _ => Some(Step::InSet(InSet { set: name.into(), fields, negated }.into())),
         };
     }
     match field(left) {
@@ -248,10 +251,10 @@ fn protocol(value: &Value<'_>) -> Option<Protocol> {
     }
 }
 
-fn ranges(value: &Value<'_>) -> Option<Box<[AddressRange]>> {
+fn ranges(value: &Value<'_>) -> Option<AddressRanges> {
     match value.member("set").and_then(Value::as_array) {
-        Some(list) => list.iter().map(range).collect(),
-        None => Some([range(value)?].into()),
+        Some(list) => list.iter().map(range).collect::<Option<Vec<_>>>().map(AddressRanges::from),
+        None => range(value).map(AddressRanges::from),
     }
 }
 
@@ -316,14 +319,15 @@ fn dnat(body: &Value<'_>) -> Option<Step> {
                             body.member("port").and_then(port).unwrap_or(0),
                         ),
                     };
-                    Some((number(key)?, Verdict::Dnat(endpoint)))
+                    Some((number(key)?, Verdict::Dnat(endpoint.into())))
                 }
                 _ => None,
             });
         return Some(Step::Spread { of, to: to.collect::<Option<_>>()? });
     }
     let ip: IpAddr = address.as_str()?.parse().ok()?;
-    Some(Step::Do(Verdict::Dnat(SocketAddr::new(ip, body.member("port").map_or(Some(0), port)?))))
+    let endpoint = SocketAddr::new(ip, body.member("port").map_or(Some(0), port)?);
+    Some(Step::Do(Verdict::Dnat(endpoint.into())))
 }
 
 fn vmap(body: &Value<'_>, table: &mut Table, place: usize) -> Option<Step> {
@@ -337,17 +341,17 @@ fn vmap(body: &Value<'_>, table: &mut Table, place: usize) -> Option<Step> {
     }
     let Some(fields) = fields(key) else { return foreign::vmap(key, data) };
     if let Some(name) = data.as_str() {
-        return Some(Step::Look { fields, map: bare(name).into() });
+        return Some(Step::Look(Look { fields, map: bare(name).into() }.into()));
     }
     // An anonymous map of the rule.
     let name = format!("__map{}_{place}", table.sets.len());
-    let mut map = Set::new(&name);
+    let mut map = Set::new(&*name);
     for entry in data.member("set")?.as_array()? {
         let (key, verdict) = element(entry)?;
         map.insert(key, verdict);
     }
     table.add_set(map);
-    Some(Step::Look { fields, map: name.into() })
+    Some(Step::Look(Look { fields, map: name.into() }.into()))
 }
 
 /// An element of a set, or of a map: `[KEY, VERDICT]`.

@@ -5,7 +5,7 @@ use serde_json_borrow::Value;
 use super::expression::{Read as _, verdict};
 use crate::{
     net::{Family, Protocol},
-    rules::{Step, Table, iptables},
+    rules::{ByState, Step, Table, iptables, step::Steps},
 };
 
 /// The longest text of a condition that cannot be judged.
@@ -13,7 +13,7 @@ const MAX_TEXT: usize = 120;
 
 /// The conditions that a field implies: `tcp dport` is only in TCP packets, and `ip saddr` only in IPv4 packets. nft does not list
 /// these conditions. kube-proxy's own rules do not need them.
-pub(super) fn implied(key: &Value<'_>, table: &Table, steps: &mut Vec<Step>) {
+pub(super) fn implied(key: &Value<'_>, table: &Table, steps: &mut Steps) {
     let parts = key.member("concat").and_then(Value::as_array);
     for part in parts.unwrap_or(std::slice::from_ref(key)) {
         let part = part.member("&").and_then(Value::as_array).and_then(<[_]>::first).unwrap_or(part);
@@ -110,7 +110,7 @@ pub(super) fn vmap(key: &Value<'_>, data: &Value<'_>) -> Option<Step> {
             established = Some(verdict);
         }
     }
-    Some(Step::ByState { new, established })
+    Some(Step::ByState(ByState { new, established }.into()))
 }
 
 /// One value, or each of a set.

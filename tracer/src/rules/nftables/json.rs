@@ -14,7 +14,7 @@ use serde_json_borrow::Value;
 use super::{MAX_ITEMS, Wanted, expression, is_ours, kept_name};
 use crate::{
     parse::ParseError,
-    rules::{Base, Rule, Ruleset, Set, Table, Writer},
+    rules::{Base, Rule, Ruleset, Set, Table, Writer, step::Steps},
 };
 
 pub(super) fn parse(listing: &str, wanted: Wanted) -> Result<Ruleset, ParseError> {
@@ -245,13 +245,12 @@ fn elements(table: &mut Table, object: &Object<'_>) -> u64 {
 
 fn rule(table: &mut Table, object: &Object<'_>) -> u64 {
     let Some(name) = object.chain.as_deref() else { return 0 };
-    let mut rule = Rule { steps: Vec::new(), comment: object.comment.as_deref().map(Into::into) };
+    let mut steps = Steps::new();
     for statement in object.expr.iter().flatten() {
-        expression::statement(statement, table, &mut rule.steps);
+        expression::statement(statement, table, &mut steps);
     }
-    if let Some(chain) = table.chain_mut(name) {
-        chain.rules.push(rule);
-    }
+    let comment = object.comment.as_deref().map(Into::into);
+    table.add_rule(name, Rule::new(steps, comment));
     0
 }
 

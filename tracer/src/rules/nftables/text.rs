@@ -11,7 +11,7 @@ use super::{MAX_ITEMS, Wanted, expression, hook, is_ours, kept_name};
 use crate::{
     net::Family,
     parse::ParseError,
-    rules::{Base, Rule, Ruleset, Set, Table, Writer},
+    rules::{Base, Rule, Ruleset, Set, Table, Writer, step::Steps},
 };
 
 mod statement;
@@ -220,17 +220,15 @@ impl<'a> Reader<'a> {
                         self.ruleset.odd(|| format!("nftables: more than {MAX_ITEMS} rules"));
                         continue;
                     }
-                    let mut rule = Rule::default();
+                    let (mut steps, mut comment) = (Steps::new(), None);
                     let mut statements = Statement { tokens: std::mem::take(&mut line) };
                     while let Some(statement) = statements.next() {
                         match statement.get("comment").and_then(Value::as_str) {
-                            Some(comment) => rule.comment = Some(comment.into()),
-                            None => expression::statement(&(&statement).into(), table, &mut rule.steps),
+                            Some(text) => comment = Some(text.into()),
+                            None => expression::statement(&(&statement).into(), table, &mut steps),
                         }
                     }
-                    if let Some(chain) = table.chain_mut(name) {
-                        chain.rules.push(rule);
-                    }
+                    table.add_rule(name, Rule::new(steps, comment));
                 }
             }
         }

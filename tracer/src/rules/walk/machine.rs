@@ -147,15 +147,15 @@ impl<'w, 'a, 'p, O: Observer> Run<'w, 'a, 'p, O> {
                             return None;
                         }
                     }
-                    Step::Sticky { .. } if O::WHOLE && !is_of_kube_proxy(table, chain) => {
+                    Step::Sticky(_) if O::WHOLE && !is_of_kube_proxy(table, chain) => {
                         self.assume(rule, way, ways, place, at);
                         continue 'rules;
                     }
-                    Step::Sticky { list, seconds } => {
+                    Step::Sticky(of) => {
                         if way.state.sticky.is_none() && self.branches_off() {
                             let mut side = way.clone();
-                            let seconds = seconds.or_else(|| table.set(list).and_then(|set| set.timeout));
-                            side.state.sticky = Some((list.clone(), seconds));
+                            let of_set = || table.set(&of.list).and_then(|set| set.timeout);
+                            side.state.sticky = Some((of.list.clone(), of.seconds.or_else(of_set)));
                             side.resume = Some((position, at));
                             ways.push(side);
                         }
@@ -188,17 +188,17 @@ impl<'w, 'a, 'p, O: Observer> Run<'w, 'a, 'p, O> {
                         }
                         way.state.weight = left;
                     }
-                    Step::Look { fields, map } => {
-                        let Some(set) = table.set(map) else {
-                            self.note(Unknown::Map(map.clone()));
+                    Step::Look(of) => {
+                        let Some(set) = table.set(&of.map) else {
+                            self.note(Unknown::Map(of.map.clone()));
                             continue 'rules;
                         };
-                        self.fill(&way.state, fields);
+                        self.fill(&way.state, &of.fields);
                         let Some(Some(verdict)) = set.find(&self.key) else { continue 'rules };
                         let taken = || Some(verdict.clone());
                         O::note(&mut way.state.seen, || Note::Matches { place, verdict: taken() });
                         if !way.pass(&set.name, table.writer, way.depth + 1) {
-                            return Some(self.lose(Unknown::Endless(map.clone()), way));
+                            return Some(self.lose(Unknown::Endless(of.map.clone()), way));
                         }
                         match self.apply(table, verdict, way) {
                             After::On => continue 'rules,
@@ -209,8 +209,8 @@ impl<'w, 'a, 'p, O: Observer> Run<'w, 'a, 'p, O> {
                         After::On => continue 'rules,
                         After::Stopped(stop) => return Some(stop),
                     },
-                    Step::ByState { new, established } => {
-                        let verdict = if self.observer.is_reply() { established } else { new };
+                    Step::ByState(of) => {
+                        let verdict = if self.observer.is_reply() { &of.established } else { &of.new };
                         let Some(verdict) = verdict else { continue 'rules };
                         let taken = || Some(verdict.clone());
                         O::note(&mut way.state.seen, || Note::Matches { place, verdict: taken() });
@@ -271,6 +271,7 @@ impl<'w, 'a, 'p, O: Observer> Run<'w, 'a, 'p, O> {
                 After::Stopped(Stop::Pass)
             }
             Verdict::Dnat(to) => {
+                let to = to.get();
                 let port = if to.port() == 0 { way.state.destination.port() } else { to.port() };
                 way.state.destination = SocketAddr::new(to.ip(), port);
                 way.state.translated = true;
@@ -337,8 +338,7 @@ fn is_of_kube_proxy(table: &Table, chain: &Chain) -> bool {
 /// Records a rule that would mark the packet if the packet had another source.
 fn own_mark<T>(table: &Table, rule: &Rule, at: usize, condition: &Step, state: &mut State<T>) {
     let Step::Source { ranges, negated: false } = condition else { return };
-    let [range] = ranges.as_ref() else { return };
-    let Some(host) = range.as_host() else { return };
+    let Some(host) = ranges.host() else { return };
     let mark = match rule.steps.get(at) {
         Some(Step::SetMark { clear, toggle }) => Some((*clear, *toggle)),
         Some(Step::Do(Verdict::Jump(to))) => table.chain(to).and_then(|chain| marks(&chain.rules)),
@@ -352,7 +352,7 @@ fn own_mark<T>(table: &Table, rule: &Rule, at: usize, condition: &Step, state: &
 /// The mark of a chain that only sets a mark.
 fn marks(rules: &[Rule]) -> Option<(u32, u32)> {
     let [rule] = rules else { return None };
-    match rule.steps.as_slice() {
+    match &*rule.steps {
         [Step::SetMark { clear, toggle }] => Some((*clear, *toggle)),
         _ => None,
     }

@@ -2,7 +2,10 @@
 
 #![expect(clippy::format_push_string, reason = "texts are built line by line")]
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+};
 
 use proptest::prelude::*;
 use viptrace::{
@@ -11,8 +14,8 @@ use viptrace::{
     node::routes::Routes,
     report::{Paint, path},
     rules::{
-        AddressRange, Datum, Destination, Field, Origin, Probe, Rule, Ruleset, Side, Step, Verdict,
-        VirtualServer, ipset, iptables, ipvs, nftables,
+        AddressRange, Datum, Destination, Field, InIpset, Look, Origin, Probe, Rule, Ruleset, Side, Step,
+        Verdict, VirtualServer, ipset, iptables, ipvs, nftables,
         walk::{Devices, End, Fate, Unknown, Walker, Witness},
     },
 };
@@ -42,9 +45,9 @@ fn protocol() -> impl Strategy<Value = Protocol> {
 fn condition(family: Family) -> BoxedStrategy<Step> {
     prop_oneof![
         (range(family), any::<bool>())
-            .prop_map(|(range, negated)| Step::Source { ranges: [range].into(), negated }),
+            .prop_map(|(range, negated)| Step::Source { ranges: range.into(), negated }),
         (range(family), any::<bool>())
-            .prop_map(|(range, negated)| Step::Destination { ranges: [range].into(), negated }),
+            .prop_map(|(range, negated)| Step::Destination { ranges: range.into(), negated }),
         (protocol(), any::<bool>()).prop_map(|(protocol, negated)| Step::Protocol { protocol, negated }),
         (any::<u16>(), any::<bool>()).prop_map(|(port, negated)| Step::Port {
             first: port,
@@ -69,7 +72,8 @@ fn condition(family: Family) -> BoxedStrategy<Step> {
 }
 
 fn end(family: Family) -> BoxedStrategy<Step> {
-    let dnat = (address(family), 1..=u16::MAX).prop_map(|(ip, port)| Verdict::Dnat((ip, port).into()));
+    let dnat = (address(family), 1..=u16::MAX)
+        .prop_map(|(ip, port)| Verdict::Dnat(SocketAddr::from((ip, port)).into()));
     prop_oneof![
         Just(Verdict::Accept),
         Just(Verdict::Drop),
@@ -100,8 +104,8 @@ fn not(negated: bool) -> &'static str {
 fn in_iptables(step: &Step) -> String {
     let name = |protocol: &Protocol| protocol.to_string().to_ascii_lowercase();
     match step {
-        Step::Source { ranges, negated } => format!("{}-s {}", not(*negated), ranges[0]),
-        Step::Destination { ranges, negated } => format!("{}-d {}", not(*negated), ranges[0]),
+        Step::Source { ranges, negated } => format!("{}-s {}", not(*negated), ranges.one().unwrap()),
+        Step::Destination { ranges, negated } => format!("{}-d {}", not(*negated), ranges.one().unwrap()),
         Step::Protocol { protocol, negated } => format!("{}-p {}", not(*negated), name(protocol)),
         Step::Port { first, negated, .. } => format!("-m tcp {}--dport {first}", not(*negated)),
         Step::SourceLocal { negated } => format!("-m addrtype {}--src-type LOCAL", not(*negated)),
@@ -117,7 +121,7 @@ fn in_iptables(step: &Step) -> String {
         Step::Do(Verdict::Return) => "-j RETURN".into(),
         Step::Do(Verdict::Masquerade) => "-j MASQUERADE --random-fully".into(),
         Step::Do(Verdict::Jump(to)) => format!("-j {to}"),
-        Step::Do(Verdict::Dnat(to)) => format!("-j DNAT --to-destination {to}"),
+        Step::Do(Verdict::Dnat(to)) => format!("-j DNAT --to-destination {}", to.get()),
         other => panic!("{other:?}"),
     }
 }
@@ -126,8 +130,10 @@ fn in_nft_text(step: &Step, family: Family) -> String {
     let ip = if family == Family::Ipv4 { "ip" } else { "ip6" };
     let op = |negated: bool| if negated { "!= " } else { "" };
     match step {
-        Step::Source { ranges, negated } => format!("{ip} saddr {}{}", op(*negated), ranges[0]),
-        Step::Destination { ranges, negated } => format!("{ip} daddr {}{}", op(*negated), ranges[0]),
+        Step::Source { ranges, negated } => format!("{ip} saddr {}{}", op(*negated), ranges.one().unwrap()),
+        Step::Destination { ranges, negated } => {
+            format!("{ip} daddr {}{}", op(*negated), ranges.one().unwrap())
+        }
         Step::Protocol { protocol, negated } => {
             format!("meta l4proto {}{}", op(*negated), protocol.to_string().to_ascii_lowercase())
         }
@@ -144,7 +150,7 @@ fn in_nft_text(step: &Step, family: Family) -> String {
         Step::Do(Verdict::Return) => "return".into(),
         Step::Do(Verdict::Masquerade) => "masquerade fully-random".into(),
         Step::Do(Verdict::Jump(to)) => format!("jump {to}"),
-        Step::Do(Verdict::Dnat(to)) => format!("dnat to {to}"),
+        Step::Do(Verdict::Dnat(to)) => format!("dnat to {}", to.get()),
         other => panic!("{other:?}"),
     }
 }
@@ -160,8 +166,10 @@ fn in_nft_json(step: &Step, family: Family) -> serde_json::Value {
     let matches = |left, right, negated| json!({"match": {"op": op(negated), "left": left, "right": right}});
     let field = |field: &str| json!({"payload": {"protocol": ip, "field": field}});
     match step {
-        Step::Source { ranges, negated } => matches(field("saddr"), range(&ranges[0]), *negated),
-        Step::Destination { ranges, negated } => matches(field("daddr"), range(&ranges[0]), *negated),
+        Step::Source { ranges, negated } => matches(field("saddr"), range(&ranges.one().unwrap()), *negated),
+        Step::Destination { ranges, negated } => {
+            matches(field("daddr"), range(&ranges.one().unwrap()), *negated)
+        }
         Step::Protocol { protocol, negated } => matches(
             json!({"meta": {"key": "l4proto"}}),
             json!(protocol.to_string().to_ascii_lowercase()),
@@ -186,14 +194,16 @@ fn in_nft_json(step: &Step, family: Family) -> serde_json::Value {
         Step::Do(Verdict::Return) => json!({"return": null}),
         Step::Do(Verdict::Masquerade) => json!({"masquerade": {"flags": "fully-random"}}),
         Step::Do(Verdict::Jump(to)) => json!({"jump": {"target": to.to_string()}}),
-        Step::Do(Verdict::Dnat(to)) => json!({"dnat": {"addr": to.ip().to_string(), "port": to.port()}}),
+        Step::Do(Verdict::Dnat(to)) => {
+            json!({"dnat": {"addr": to.get().ip().to_string(), "port": to.get().port()}})
+        }
         other => panic!("{other:?}"),
     }
 }
 
 fn steps(ruleset: &Ruleset, table: &str, chain: &str) -> Vec<Vec<Step>> {
     let table = ruleset.tables.iter().find(|found| found.name.as_ref() == table).unwrap();
-    table.chain(chain).unwrap().rules.iter().map(|rule: &Rule| rule.steps.clone()).collect()
+    table.chain(chain).unwrap().rules.iter().map(|rule: &Rule| rule.steps.to_vec()).collect()
 }
 
 fn family() -> impl Strategy<Value = Family> {
@@ -480,11 +490,8 @@ fn ipset_sides_are_those_of_the_type() {
         "*nat\n-A KUBE-SERVICES -m set --match-set KUBE-LOOP-BACK dst,dst,src -j RETURN\nCOMMIT\n",
         iptables::Hint::default(),
     );
-    let expected = Step::InIpset {
-        set: "KUBE-LOOP-BACK".into(),
-        sides: [Side::Destination, Side::Destination, Side::Source].into(),
-        negated: false,
-    };
+    let sides = [Side::Destination, Side::Destination, Side::Source].into();
+    let expected = Step::InIpset(InIpset { set: "KUBE-LOOP-BACK".into(), sides, negated: false }.into());
     assert_eq!(steps(&rules, "nat", "KUBE-SERVICES"), [vec![expected, Step::Do(Verdict::Return)]]);
 }
 
@@ -493,7 +500,7 @@ fn maps_of_nft_are_looked_up_by_their_fields() {
     let rules = nftables::parse(&read("kube-proxy/worker-1/nftables/nft-ruleset.json")).unwrap();
     let services = steps(&rules, "kube-proxy", "services");
     let fields = [Field::Destination, Field::Protocol, Field::Port].into();
-    assert_eq!(services[0], [Step::Look { fields, map: "service-ips".into() }]);
+    assert_eq!(services[0], [Step::Look(Look { fields, map: "service-ips".into() }.into())]);
 }
 
 /// The fate of a Pod's connection to the address that the rules below translate.

@@ -150,7 +150,7 @@ fn shared_place(aspect: Aspect, family: Family, writer: Writer, rules: &Ruleset)
     });
     // The rules for hairpins masquerade the connections of a set.
     let masquerades = |rule: &Rule| {
-        let of_set = |step: &Step| matches!(step, Step::InSet { .. } | Step::InIpset { .. });
+        let of_set = |step: &Step| matches!(step, Step::InSet(_) | Step::InIpset(_));
         rule.steps.contains(&Step::Do(Verdict::Masquerade)) && !rule.steps.iter().any(of_set)
     };
     let mut rules = table.chain(masquerading).into_iter().flat_map(|chain| &chain.rules);

@@ -15,12 +15,8 @@ impl<O: Observer> Run<'_, '_, '_, O> {
     /// Whether the condition holds. `None` if this cannot be judged, which is noted.
     pub(super) fn holds(&mut self, table: &Table, condition: &Step, state: &State<O::Trail>) -> Option<bool> {
         Some(match condition {
-            Step::Source { ranges, negated } => {
-                ranges.iter().any(|range| range.contains(state.source)) != *negated
-            }
-            Step::Destination { ranges, negated } => {
-                ranges.iter().any(|range| range.contains(state.destination.ip())) != *negated
-            }
+            Step::Source { ranges, negated } => ranges.contains(state.source) != *negated,
+            Step::Destination { ranges, negated } => ranges.contains(state.destination.ip()) != *negated,
             Step::Protocol { protocol, negated } => (*protocol == self.probe.protocol) != *negated,
             Step::Port { first, last, negated } => {
                 (*first..=*last).contains(&state.destination.port()) != *negated
@@ -44,19 +40,19 @@ impl<O: Observer> Run<'_, '_, '_, O> {
                 }
                 is_device(name, self.probe.interface.unwrap_or_default()) != *negated
             }
-            Step::InSet { set, fields, negated } => {
-                let Some(set) = table.set(set) else {
-                    return self.unknown(Unknown::Set(set.clone()));
+            Step::InSet(of) => {
+                let Some(set) = table.set(&of.set) else {
+                    return self.unknown(Unknown::Set(of.set.clone()));
                 };
-                self.fill(state, fields);
-                self.is_in(set)? != *negated
+                self.fill(state, &of.fields);
+                self.is_in(set)? != of.negated
             }
-            Step::InIpset { set, sides, negated } => {
-                let Some(set) = self.walker.rules.ipset(set) else {
-                    return self.unknown(Unknown::Ipset(set.clone()));
+            Step::InIpset(of) => {
+                let Some(set) = self.walker.rules.ipset(&of.set) else {
+                    return self.unknown(Unknown::Ipset(of.set.clone()));
                 };
-                self.fill_sides(state, set, sides);
-                self.is_in(set)? != *negated
+                self.fill_sides(state, set, &of.sides);
+                self.is_in(set)? != of.negated
             }
             step if !O::WHOLE && step.is_foreign() => {
                 return self.unknown(Unknown::Condition(text::step(step, table).into()));

@@ -1,0 +1,230 @@
+//! The conditions and statements of a rule.
+
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+use super::{AddressRanges, Family, Field, Name, Side, SmallSocketAddr};
+use crate::net::Protocol;
+
+/// The steps of a rule that is being read.
+pub(super) type Steps = SmallVec<[Step; 8]>;
+
+/// What few rules have is on the heap.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Step {
+    // Conditions.
+    Source {
+        ranges: AddressRanges,
+        negated: bool,
+    },
+    Destination {
+        ranges: AddressRanges,
+        negated: bool,
+    },
+    Protocol {
+        protocol: Protocol,
+        negated: bool,
+    },
+    /// The destination port.
+    Port {
+        first: u16,
+        last: u16,
+        negated: bool,
+    },
+    /// The source is one of the node's own addresses.
+    SourceLocal {
+        negated: bool,
+    },
+    DestinationLocal {
+        negated: bool,
+    },
+    /// Conntrack's state.
+    State {
+        new: bool,
+        translated: bool,
+        negated: bool,
+        /// Lists the state of answers. Not in recordings of the first version.
+        #[serde(default)]
+        established: bool,
+    },
+    Mark {
+        value: u32,
+        mask: u32,
+        negated: bool,
+    },
+    /// The incoming interface; a trailing `+` or `*` matches any rest.
+    Interface {
+        name: Box<str>,
+        negated: bool,
+    },
+    /// Holds with this probability.
+    Chance(f64),
+    InSet(Box<InSet>),
+    /// As [`Step::InSet`], for an ipset, whose type determines the fields of each side.
+    InIpset(Box<InIpset>),
+    /// The list contains the source, which was added at most this many seconds ago.
+    Sticky(Box<Sticky>),
+    /// The incoming interface, or the outgoing one, is one of these.
+    Devices {
+        out: bool,
+        names: Box<[Box<str>]>,
+        negated: bool,
+    },
+    /// The destination port, or the source port, is in one of these ranges.
+    Ports {
+        source: bool,
+        ranges: Box<[(u16, u16)]>,
+        negated: bool,
+    },
+    Protocols {
+        protocols: Box<[Protocol]>,
+        negated: bool,
+    },
+    /// The packet is of this family, in a table of both.
+    OfFamily {
+        family: Family,
+        negated: bool,
+    },
+    /// The type of the source or destination address other than the node's own, in lower case: `multicast`.
+    AddressType {
+        source: bool,
+        kind: Box<str>,
+        negated: bool,
+    },
+    /// Of the TCP flags in the mask, exactly these are set.
+    TcpFlags {
+        mask: u8,
+        set: u8,
+        negated: bool,
+    },
+    /// A condition that cannot be evaluated.
+    Unknown(Box<str>),
+    // Statements.
+    /// Adds the source to a list for [`Step::Sticky`].
+    Remember(Name),
+    /// The packet's mark becomes `(mark & !clear) ^ toggle`.
+    SetMark {
+        clear: u32,
+        toggle: u32,
+    },
+    Do(Verdict),
+    /// Applies the map's verdict for these fields, if it has one.
+    Look(Box<Look>),
+    /// Chooses one of `of` numbers with equal probability. A number without a verdict continues with the next rule.
+    Spread {
+        of: u32,
+        to: Box<[(u32, Verdict)]>,
+    },
+    /// Applies the verdict for a new connection, or for an answer, if there is one.
+    ByState(Box<ByState>),
+    /// Conntrack and NAT ignore the packet.
+    NoTrack,
+    /// A statement that does not affect the destination of packets.
+    Harmless,
+}
+
+impl Step {
+    /// Whether it changes the packet or its way at once.
+    pub const fn is_effect(&self) -> bool {
+        matches!(self, Self::SetMark { .. } | Self::Remember(_) | Self::Do(_) | Self::NoTrack)
+    }
+
+    /// Whether it chooses a verdict.
+    pub const fn is_choice(&self) -> bool {
+        matches!(self, Self::Look(_) | Self::Spread { .. } | Self::ByState(_))
+    }
+
+    /// Whether only rules of other programs have it. An audit does not judge them.
+    pub const fn is_foreign(&self) -> bool {
+        matches!(
+            self,
+            Self::Devices { .. }
+                | Self::Ports { .. }
+                | Self::Protocols { .. }
+                | Self::OfFamily { .. }
+                | Self::AddressType { .. }
+                | Self::TcpFlags { .. }
+                | Self::ByState(_)
+                | Self::NoTrack
+        )
+    }
+
+    /// Passes the names of chains, sets and lists.
+    pub(super) fn each_name(&mut self, take: &mut impl FnMut(&mut Name)) {
+        match self {
+            Self::InSet(condition) => take(&mut condition.set),
+            Self::InIpset(condition) => take(&mut condition.set),
+            Self::Sticky(condition) => take(&mut condition.list),
+            Self::Remember(list) => take(list),
+            Self::Look(choice) => take(&mut choice.map),
+            Self::Do(verdict) => verdict.each_name(take),
+            Self::Spread { to, .. } => to.iter_mut().for_each(|(_, verdict)| verdict.each_name(take)),
+            Self::ByState(choice) => {
+                let verdicts = choice.new.iter_mut().chain(&mut choice.established);
+                verdicts.for_each(|verdict| verdict.each_name(take));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Of [`Step::InSet`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct InSet {
+    pub set: Name,
+    pub fields: Box<[Field]>,
+    pub negated: bool,
+}
+
+/// Of [`Step::InIpset`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct InIpset {
+    pub set: Name,
+    pub sides: Box<[Side]>,
+    pub negated: bool,
+}
+
+/// Of [`Step::Sticky`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sticky {
+    pub list: Name,
+    pub seconds: Option<u32>,
+}
+
+/// Of [`Step::Look`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Look {
+    pub fields: Box<[Field]>,
+    pub map: Name,
+}
+
+/// Of [`Step::ByState`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ByState {
+    pub new: Option<Verdict>,
+    pub established: Option<Verdict>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Verdict {
+    Accept,
+    Drop,
+    Reject,
+    Return,
+    Jump(Name),
+    Goto(Name),
+    /// Port 0 keeps the packet's port.
+    Dnat(SmallSocketAddr),
+    Masquerade,
+    /// An unknown target: the packet's further way is unknown.
+    Unknown(Box<str>),
+}
+
+impl Verdict {
+    /// Passes the name of the chain that it leads to.
+    pub(super) fn each_name(&mut self, take: &mut impl FnMut(&mut Name)) {
+        if let Self::Jump(to) | Self::Goto(to) = self {
+            take(to);
+        }
+    }
+}
