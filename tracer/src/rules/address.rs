@@ -102,80 +102,100 @@ impl fmt::Display for AddressRange {
     }
 }
 
-/// The ranges of a condition. A single one of IPv4, which most conditions have, is stored inline; in 16 bytes.
+/// The addresses that a condition names: those in some ranges, or all others. Takes 16 bytes: one range of IPv4, which
+/// nearly every condition has, is stored inline.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(from = "Vec<AddressRange>")]
-pub struct AddressRanges(Ranges);
+#[serde(from = "List")]
+pub struct Addresses(Form);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Ranges {
-    /// The first and last address of the only range.
-    Ipv4(Ipv4Addr, Ipv4Addr),
-    Others(Box<[AddressRange]>),
+enum Form {
+    Ipv4 {
+        first: Ipv4Addr,
+        last: Ipv4Addr,
+        negated: bool,
+    },
+    /// Never one range of IPv4.
+    List(Box<List>),
 }
 
-impl AddressRanges {
-    pub fn iter(&self) -> impl Iterator<Item = AddressRange> {
-        let others: &[_] = if let Ranges::Others(ranges) = &self.0 { ranges } else { &[] };
-        self.of_ipv4().into_iter().chain(others.iter().copied())
+/// Their form in recordings.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct List<R = Box<[AddressRange]>> {
+    ranges: R,
+    negated: bool,
+}
+
+impl Addresses {
+    pub fn new(ranges: impl Into<Box<[AddressRange]>>, negated: bool) -> Self {
+        List { ranges: ranges.into(), negated }.into()
+    }
+
+    pub fn ranges(&self) -> impl Iterator<Item = AddressRange> {
+        let (one, several): (_, &[_]) = match &self.0 {
+            Form::Ipv4 { .. } => (self.one(), &[]),
+            Form::List(list) => (None, &list.ranges),
+        };
+        one.into_iter().chain(several.iter().copied())
+    }
+
+    /// Whether it names the addresses outside the ranges.
+    pub const fn is_negated(&self) -> bool {
+        match &self.0 {
+            Form::Ipv4 { negated, .. } => *negated,
+            Form::List(list) => list.negated,
+        }
     }
 
     /// The range, if there is only one.
     pub fn one(&self) -> Option<AddressRange> {
         match &self.0 {
-            Ranges::Others(ranges) => {
-                if let [one] = **ranges {
+            Form::Ipv4 { first, last, .. } => {
+                Some(AddressRange { first: IpAddr::V4(*first), last: IpAddr::V4(*last) })
+            }
+            Form::List(list) => {
+                if let [one] = *list.ranges {
                     Some(one)
                 } else {
                     None
                 }
             }
-            Ranges::Ipv4(..) => self.of_ipv4(),
         }
     }
 
-    /// The address, if there is only one.
+    /// The address, if it names only one.
     pub fn host(&self) -> Option<IpAddr> {
-        self.one()?.as_host()
+        self.one()?.as_host().filter(|_| !self.is_negated())
     }
 
+    /// Whether it names this address.
     pub fn contains(&self, ip: IpAddr) -> bool {
         match &self.0 {
-            Ranges::Ipv4(first, last) => *first <= ip && ip <= *last,
-            Ranges::Others(ranges) => ranges.iter().any(|range| range.contains(ip)),
-        }
-    }
-
-    fn of_ipv4(&self) -> Option<AddressRange> {
-        match self.0 {
-            Ranges::Ipv4(first, last) => Some(AddressRange { first: first.into(), last: last.into() }),
-            Ranges::Others(_) => None,
+            Form::Ipv4 { first, last, negated } => (*first <= ip && ip <= *last) != *negated,
+            Form::List(list) => list.ranges.iter().any(|range| range.contains(ip)) != list.negated,
         }
     }
 }
 
-impl From<AddressRange> for AddressRanges {
-    fn from(range: AddressRange) -> Self {
-        Self(match range {
-            AddressRange { first: IpAddr::V4(first), last: IpAddr::V4(last) } => Ranges::Ipv4(first, last),
-            other => Ranges::Others([other].into()),
+impl From<List> for Addresses {
+    fn from(of: List) -> Self {
+        Self(match *of.ranges {
+            [AddressRange { first: IpAddr::V4(first), last: IpAddr::V4(last) }] => {
+                Form::Ipv4 { first, last, negated: of.negated }
+            }
+            _ => Form::List(of.into()),
         })
     }
 }
 
-impl From<Vec<AddressRange>> for AddressRanges {
-    fn from(ranges: Vec<AddressRange>) -> Self {
-        match *ranges {
-            [one] => one.into(),
-            _ => Self(Ranges::Others(ranges.into())),
-        }
-    }
-}
-
-/// As a list.
-impl Serialize for AddressRanges {
+impl Serialize for Addresses {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.iter())
+        match &self.0 {
+            Form::Ipv4 { negated, .. } => {
+                List { ranges: self.one().as_slice(), negated: *negated }.serialize(serializer)
+            }
+            Form::List(list) => list.serialize(serializer),
+        }
     }
 }
 
@@ -208,5 +228,34 @@ impl From<SocketAddr> for SmallSocketAddr {
 impl From<SmallSocketAddr> for SocketAddr {
     fn from(address: SmallSocketAddr) -> Self {
         address.get()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_those_of_their_ranges_in_either_form() {
+        let range = |text: &str| AddressRange::parse(text).unwrap();
+        let lists = [
+            vec![],
+            vec![range("10.0.0.0/8")],
+            vec![range("10.0.0.9-10.0.0.1")],
+            vec![range("fd00::/64")],
+            vec![range("10.0.0.1-fd00::9")],
+            vec![range("10.0.0.1"), range("fd00::1")],
+        ];
+        let ips: [IpAddr; 4] = ["10.0.0.1", "11.0.0.1", "fd00::1", "::"].map(|ip| ip.parse().unwrap());
+        for (ranges, negated) in lists.into_iter().flat_map(|list| [(list.clone(), false), (list, true)]) {
+            let addresses = Addresses::new(ranges.clone(), negated);
+            assert_eq!(addresses.ranges().collect::<Vec<_>>(), ranges);
+            assert_eq!(addresses.one().as_slice(), if ranges.len() == 1 { &*ranges } else { &[] });
+            assert_eq!(addresses.is_negated(), negated);
+            for ip in ips {
+                let is_in = ranges.iter().any(|range| range.contains(ip));
+                assert_eq!(addresses.contains(ip), is_in != negated, "{addresses:?} {ip}");
+            }
+        }
     }
 }

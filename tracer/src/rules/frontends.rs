@@ -133,8 +133,10 @@ impl Ruleset {
             let jumps = |rule: &&Rule| matches!(rule.steps.last(), Some(Step::Do(Verdict::Jump(to))) if **to == *"KUBE-NODEPORTS");
             for step in chain.iter().flat_map(|chain| chain.rules.iter()).filter(jumps).flat_map(|r| &r.steps)
             {
-                if let Step::Destination { ranges, negated: false } = step {
-                    found.extend(ranges.iter().filter_map(|range| range.as_host()));
+                if let Step::Destination(to) = step
+                    && !to.is_negated()
+                {
+                    found.extend(to.ranges().filter_map(|range| range.as_host()));
                 }
             }
         }
@@ -162,7 +164,7 @@ pub(crate) fn of_rule(rule: &Rule) -> Option<Frontend> {
     let (mut address, mut protocol, mut port) = (None, None, None);
     for step in &rule.steps {
         match step {
-            Step::Destination { ranges, negated: false } => address = Some(ranges.host()?),
+            Step::Destination(to) if !to.is_negated() => address = Some(to.host()?),
             Step::Protocol { protocol: of, negated: false } => protocol = Some(*of),
             Step::Port { first, last, negated: false } if first == last => port = Some(*first),
             _ => {}

@@ -54,14 +54,13 @@ fn key(rule: &Rule) -> Option<Result<IpAddr, u16>> {
     let mut port = None;
     for step in &rule.steps {
         match step {
-            Step::Destination { ranges, negated: false } => {
-                if let Some(ip) = ranges.host() {
+            Step::Destination(to) => {
+                if let Some(ip) = to.host() {
                     return Some(Ok(ip));
                 }
             }
             Step::Port { first, last, negated: false } if first == last => port = Some(*first),
-            Step::Source { .. }
-            | Step::Destination { .. }
+            Step::Source(_)
             | Step::Protocol { .. }
             | Step::Port { .. }
             | Step::SourceLocal { .. }

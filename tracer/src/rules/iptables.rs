@@ -9,8 +9,9 @@ use crate::{
     net::{Family, Protocol},
     parse::ParseError,
     rules::{
-        AddressRange, AddressRanges, Base, HookPoint, InIpset, Rule, Ruleset, Side, Step, Sticky, Table,
-        Verdict, Writer, step::Steps,
+        AddressRange, Addresses, Base, HookPoint, InIpset, Rule, Ruleset, Side, Step, Sticky, Table, Verdict,
+        Writer,
+        step::{Steps, thin},
     },
 };
 
@@ -330,10 +331,11 @@ fn target_option(option: &str, words: &mut Words<'_>) -> Option<Step> {
 
 /// Parses one condition; `false` if it is unknown.
 fn condition(option: &str, negated: bool, words: &mut Words<'_>, steps: &mut Steps) -> bool {
-    let ranges = |text: Option<Cow<'_, str>>| AddressRange::parse(&text?).map(AddressRanges::from);
+    let addresses =
+        |text: Option<Cow<'_, str>>| Some(Addresses::new([AddressRange::parse(&text?)?], negated));
     let step = match option {
-        "-s" | "--source" => ranges(words.next()).map(|ranges| Step::Source { ranges, negated }),
-        "-d" | "--destination" => ranges(words.next()).map(|ranges| Step::Destination { ranges, negated }),
+        "-s" | "--source" | "--src-range" => addresses(words.next()).map(Step::Source),
+        "-d" | "--destination" | "--dst-range" => addresses(words.next()).map(Step::Destination),
         "-p" | "--protocol" => match words.next().as_deref() {
             Some("all") => Some(Step::Harmless),
             Some(name) => protocol(name).map(|protocol| Step::Protocol { protocol, negated }),
@@ -344,24 +346,20 @@ fn condition(option: &str, negated: bool, words: &mut Words<'_>, steps: &mut Ste
             last,
             negated,
         }),
-        "-i" => words.next().map(|name| Step::Interface { name: name.as_ref().into(), negated }),
+        "-i" => words.next().map(|name| Step::Interface { name: thin(name.as_ref()), negated }),
         "--ctstate" | "--state" => words.next().map(|states| Step::State {
             new: states.split(',').any(|state| state == "NEW"),
             translated: states.split(',').any(|state| state == "DNAT"),
             established: states.split(',').any(|state| state == "ESTABLISHED"),
             negated,
         }),
-        "-o" => words.next().map(|name| Step::Devices {
-            out: true,
-            names: [name.as_ref().into()].into(),
-            negated,
-        }),
+        "-o" => {
+            words.next().map(|name| Step::Devices { out: true, names: thin([name.as_ref().into()]), negated })
+        }
         "--dports" | "--sports" | "--sport" => words.next().and_then(|text| {
-            let ranges = text.split(',').map(ports).collect::<Option<Box<[_]>>>()?;
+            let ranges = text.split(',').map(ports).collect::<Option<Box<[_]>>>().map(thin)?;
             Some(Step::Ports { source: option != "--dports", ranges, negated })
         }),
-        "--src-range" => ranges(words.next()).map(|ranges| Step::Source { ranges, negated }),
-        "--dst-range" => ranges(words.next()).map(|ranges| Step::Destination { ranges, negated }),
         "--tcp-flags" => words
             .next()
             .zip(words.next())
@@ -375,7 +373,7 @@ fn condition(option: &str, negated: bool, words: &mut Words<'_>, steps: &mut Ste
         "--src-type" | "--dst-type" if words.peek().is_some_and(|kind| !kind.contains(',')) => {
             words.next().map(|kind| Step::AddressType {
                 source: option == "--src-type",
-                kind: kind.to_ascii_lowercase().into(),
+                kind: thin(kind.to_ascii_lowercase()),
                 negated,
             })
         }

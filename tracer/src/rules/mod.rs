@@ -33,12 +33,12 @@ mod table;
 pub mod text;
 pub mod walk;
 
-pub use address::{AddressRange, AddressRanges, SmallSocketAddr};
+pub use address::{AddressRange, Addresses, SmallSocketAddr};
 pub(crate) use frontends::{Frontend, Named};
 pub use set::{Datum, Field, Side};
 pub(crate) use set::{Dimension, Key, Set};
 pub(crate) use sources::LocalTraffic;
-pub use step::{ByState, InIpset, InSet, Look, Step, Sticky, Verdict};
+pub use step::{ByState, InIpset, InSet, Look, Step, Sticky, Thin, Verdict};
 pub use table::Rule;
 pub(crate) use table::{Base, Chain, HookPoint, Table};
 pub(crate) use walk::{End, Fate};

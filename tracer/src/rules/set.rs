@@ -128,11 +128,11 @@ impl Set {
         found.map(|(_, verdict)| verdict.as_ref())
     }
 
-    /// Passes its own name, and those of the chains to which its verdicts lead.
-    pub(super) fn each_name(&mut self, take: &mut impl FnMut(&mut Name)) {
-        take(&mut self.name);
+    /// Passes its own name, and those of the chains to which its verdicts lead, to `visit`.
+    pub(super) fn visit_names(&mut self, visit: &mut impl FnMut(&mut Name)) {
+        visit(&mut self.name);
         let verdicts = self.elements.values_mut().chain(self.ranges.iter_mut().map(|(_, verdict)| verdict));
-        verdicts.flatten().for_each(|verdict| verdict.each_name(take));
+        verdicts.flatten().for_each(|verdict| verdict.visit_names(visit));
     }
 
     pub(super) fn absorb(&mut self, other: Self) {

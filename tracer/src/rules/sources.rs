@@ -55,7 +55,7 @@ impl Ruleset {
             let chains = table.chains.iter().filter(|chain| chain.base.is_none());
             for rule in chains.flat_map(|chain| &chain.rules).filter(|rule| marks(rule)) {
                 let names_service = rule.steps.iter().any(|step| match step {
-                    Step::Destination { negated: false, .. } => true,
+                    Step::Destination(to) => !to.is_negated(),
                     Step::InSet(of) => !of.negated,
                     Step::InIpset(of) => {
                         !of.negated
@@ -98,12 +98,12 @@ fn vote(rule: &Rule) -> Option<LocalTraffic> {
     let names_service = rule
         .steps
         .iter()
-        .any(|step| matches!(step, Step::Destination { .. } | Step::InSet(_) | Step::InIpset(_)));
+        .any(|step| matches!(step, Step::Destination(_) | Step::InSet(_) | Step::InIpset(_)));
     let vote = rule.steps.iter().find_map(|step| match step {
-        Step::Source { ranges, negated: true } => {
-            ranges.one().filter(|range| range.as_host().is_none()).map(LocalTraffic::Range)
+        Step::Source(from) if from.is_negated() => {
+            from.one().filter(|range| range.as_host().is_none()).map(LocalTraffic::Range)
         }
-        Step::Interface { name, negated: true } => Some(LocalTraffic::Interface(name.clone())),
+        Step::Interface { name, negated: true } => Some(LocalTraffic::Interface(Box::clone(name))),
         _ => None,
     });
     vote.filter(|_| names_service)

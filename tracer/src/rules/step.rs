@@ -3,24 +3,26 @@
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use super::{AddressRanges, Family, Field, Name, Side, SmallSocketAddr};
+use super::{Addresses, Family, Field, Name, Side, SmallSocketAddr};
 use crate::net::Protocol;
 
 /// The steps of a rule that is being read.
 pub(super) type Steps = SmallVec<[Step; 8]>;
 
-/// What few rules have is on the heap.
+/// A text or slice behind one word: with another field it takes no more room than a name.
+pub type Thin<T> = Box<Box<T>>;
+
+#[expect(clippy::unnecessary_box_returns, reason = "the inner box takes two words")]
+pub(super) fn thin<T: ?Sized>(of: impl Into<Box<T>>) -> Thin<T> {
+    Box::new(of.into())
+}
+
+/// Takes 24 bytes: rare and large parts are on the heap.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Step {
     // Conditions.
-    Source {
-        ranges: AddressRanges,
-        negated: bool,
-    },
-    Destination {
-        ranges: AddressRanges,
-        negated: bool,
-    },
+    Source(Addresses),
+    Destination(Addresses),
     Protocol {
         protocol: Protocol,
         negated: bool,
@@ -54,7 +56,7 @@ pub enum Step {
     },
     /// The incoming interface; a trailing `+` or `*` matches any rest.
     Interface {
-        name: Box<str>,
+        name: Thin<str>,
         negated: bool,
     },
     /// Holds with this probability.
@@ -67,17 +69,17 @@ pub enum Step {
     /// The incoming interface, or the outgoing one, is one of these.
     Devices {
         out: bool,
-        names: Box<[Box<str>]>,
+        names: Thin<[Box<str>]>,
         negated: bool,
     },
     /// The destination port, or the source port, is in one of these ranges.
     Ports {
         source: bool,
-        ranges: Box<[(u16, u16)]>,
+        ranges: Thin<[(u16, u16)]>,
         negated: bool,
     },
     Protocols {
-        protocols: Box<[Protocol]>,
+        protocols: Thin<[Protocol]>,
         negated: bool,
     },
     /// The packet is of this family, in a table of both.
@@ -88,7 +90,7 @@ pub enum Step {
     /// The type of the source or destination address other than the node's own, in lower case: `multicast`.
     AddressType {
         source: bool,
-        kind: Box<str>,
+        kind: Thin<str>,
         negated: bool,
     },
     /// Of the TCP flags in the mask, exactly these are set.
@@ -113,7 +115,7 @@ pub enum Step {
     /// Chooses one of `of` numbers with equal probability. A number without a verdict continues with the next rule.
     Spread {
         of: u32,
-        to: Box<[(u32, Verdict)]>,
+        to: Thin<[(u32, Verdict)]>,
     },
     /// Applies the verdict for a new connection, or for an answer, if there is one.
     ByState(Box<ByState>),
@@ -149,19 +151,19 @@ impl Step {
         )
     }
 
-    /// Passes the names of chains, sets and lists.
-    pub(super) fn each_name(&mut self, take: &mut impl FnMut(&mut Name)) {
+    /// Passes each name of a chain, set or list to `visit`.
+    pub(super) fn visit_names(&mut self, visit: &mut impl FnMut(&mut Name)) {
         match self {
-            Self::InSet(condition) => take(&mut condition.set),
-            Self::InIpset(condition) => take(&mut condition.set),
-            Self::Sticky(condition) => take(&mut condition.list),
-            Self::Remember(list) => take(list),
-            Self::Look(choice) => take(&mut choice.map),
-            Self::Do(verdict) => verdict.each_name(take),
-            Self::Spread { to, .. } => to.iter_mut().for_each(|(_, verdict)| verdict.each_name(take)),
+            Self::InSet(condition) => visit(&mut condition.set),
+            Self::InIpset(condition) => visit(&mut condition.set),
+            Self::Sticky(condition) => visit(&mut condition.list),
+            Self::Remember(list) => visit(list),
+            Self::Look(choice) => visit(&mut choice.map),
+            Self::Do(verdict) => verdict.visit_names(visit),
+            Self::Spread { to, .. } => to.iter_mut().for_each(|(_, verdict)| verdict.visit_names(visit)),
             Self::ByState(choice) => {
                 let verdicts = choice.new.iter_mut().chain(&mut choice.established);
-                verdicts.for_each(|verdict| verdict.each_name(take));
+                verdicts.for_each(|verdict| verdict.visit_names(visit));
             }
             _ => {}
         }
@@ -221,10 +223,21 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Passes the name of the chain that it leads to.
-    pub(super) fn each_name(&mut self, take: &mut impl FnMut(&mut Name)) {
+    /// Passes the name of the chain that it leads to, if any, to `visit`.
+    pub(super) fn visit_names(&mut self, visit: &mut impl FnMut(&mut Name)) {
         if let Self::Jump(to) | Self::Goto(to) = self {
-            take(to);
+            visit(to);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_small() {
+        assert_eq!(size_of::<Step>(), 24);
+        assert_eq!(size_of::<Verdict>(), 24);
     }
 }

@@ -82,7 +82,7 @@ impl Table {
     /// those of the table.
     pub fn add_rule(&mut self, chain: &str, mut rule: Rule) {
         let mut share = sharing(&self.chains, &mut self.texts);
-        rule.steps.iter_mut().for_each(|step| step.each_name(&mut share));
+        rule.steps.iter_mut().for_each(|step| step.visit_names(&mut share));
         rule.comment.iter_mut().for_each(share);
         if let Some(chain) = self.chain_mut(chain) {
             chain.push(rule);
@@ -91,15 +91,15 @@ impl Table {
 
     /// Adds a set, or its elements to the set of the same name.
     pub fn add_set(&mut self, mut set: Set) {
-        set.each_name(&mut sharing(&self.chains, &mut self.texts));
+        set.visit_names(&mut sharing(&self.chains, &mut self.texts));
         let name = Arc::clone(&set.name);
         if let Some(known) = self.sets.find_or_add(&name, || Set::new(Arc::clone(&name))) {
             known.absorb(set);
         }
     }
 
-    /// Indexes long chains, and frees what only a growing table needs. Call it when the table is complete, and again after
-    /// every change.
+    /// Indexes long chains, and frees the room that only a growing table needs. Call it when the table is complete, and
+    /// again after every change.
     pub fn seal(&mut self) {
         for chain in self.chains.iter_mut() {
             chain.rules.shrink_to_fit();
@@ -168,10 +168,42 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Allocates what the steps need and no more: a block that shrinks leaves a gap behind it.
+    /// Allocates exactly the room of the steps: a block that shrinks later leaves a gap behind it.
     pub(super) fn new(steps: Steps, comment: Option<Name>) -> Self {
         let mut exact = Vec::with_capacity(steps.len());
         exact.extend(steps);
         Self { steps: exact.into_boxed_slice(), comment }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use crate::rules::{Name, Ruleset, Step, Verdict, iptables};
+
+    /// Whether every jump of these rules has the name of its chain, and both comments are one.
+    fn is_shared(rules: &Ruleset) -> bool {
+        let [table] = rules.tables.as_slice() else { panic!("{rules:?}") };
+        let all: Vec<_> = table.chains.iter().flat_map(|chain| &chain.rules).collect();
+        let comments: Vec<&Name> = all.iter().filter_map(|rule| rule.comment.as_ref()).collect();
+        let names_chain = |step: &Step| match step {
+            Step::Do(Verdict::Jump(to)) => Arc::ptr_eq(to, &table.chain(to).unwrap().name),
+            _ => true,
+        };
+        let [first, second] = comments[..] else { panic!("{comments:?}") };
+        Arc::ptr_eq(first, second) && all.iter().flat_map(|rule| &rule.steps).all(names_chain)
+    }
+
+    #[test]
+    fn rules_share_their_texts() {
+        // The second chain is named before it begins.
+        let text = "*nat\n:KUBE-SVC-A - [0:0]\n-A KUBE-SERVICES -j KUBE-SVC-A\n\
+                    -A KUBE-SVC-A -m comment --comment \"a/b:c\" -j KUBE-SEP-B\n\
+                    -A KUBE-SEP-B -m comment --comment \"a/b:c\" -j KUBE-SVC-A\nCOMMIT\n";
+        let rules = iptables::parse(text, iptables::Hint::default());
+        assert!(is_shared(&rules));
+        let saved = serde_json::to_string(&rules).unwrap();
+        assert!(is_shared(&serde_json::from_str(&saved).unwrap()));
     }
 }

@@ -5,7 +5,7 @@
 
 use std::net::SocketAddr;
 
-use super::{AddressRanges, Family, Field, Rule, Side, Step, Table, Verdict, Writer};
+use super::{Addresses, Family, Field, Rule, Side, Step, Table, Verdict, Writer};
 use crate::net::Protocol;
 
 /// The rule without its comment.
@@ -48,21 +48,25 @@ fn protocol(protocol: Protocol) -> String {
     }
 }
 
-fn joined<T>(items: impl IntoIterator<Item = T>, one: impl Fn(T) -> String) -> String {
-    items.into_iter().map(one).collect::<Vec<_>>().join(",")
+fn joined<T>(items: &[T], one: impl Fn(&T) -> String) -> String {
+    items.iter().map(one).collect::<Vec<_>>().join(",")
 }
 
 fn ports((first, last): (u16, u16), between: char) -> String {
     if first == last { first.to_string() } else { format!("{first}{between}{last}") }
 }
 
+fn ranges(of: &Addresses) -> Vec<String> {
+    of.ranges().map(|range| range.to_string()).collect()
+}
+
 /// `-s A`, or for a range that is no network, `--src-range A-B`.
-fn addresses(side: &str, ranges: &AddressRanges) -> String {
-    let text = joined(ranges.iter(), |range| range.to_string());
+fn addresses(side: &str, of: &Addresses) -> String {
+    let (not, text) = (not(of.is_negated()), ranges(of).join(","));
     match (side, text.contains('-')) {
-        ("s", true) => format!("--src-range {text}"),
-        ("d", true) => format!("--dst-range {text}"),
-        _ => format!("-{side} {text}"),
+        ("s", true) => format!("{not}--src-range {text}"),
+        ("d", true) => format!("{not}--dst-range {text}"),
+        _ => format!("{not}-{side} {text}"),
     }
 }
 
@@ -82,8 +86,8 @@ fn flags(bits: u8) -> String {
 
 fn iptables(step: &Step) -> String {
     match step {
-        Step::Source { ranges, negated } => format!("{}{}", not(*negated), addresses("s", ranges)),
-        Step::Destination { ranges, negated } => format!("{}{}", not(*negated), addresses("d", ranges)),
+        Step::Source(from) => addresses("s", from),
+        Step::Destination(to) => addresses("d", to),
         Step::Protocol { protocol: number, negated } => format!("{}-p {}", not(*negated), protocol(*number)),
         Step::Protocols { protocols, negated } => {
             format!("{}-p {}", not(*negated), joined(protocols, |one| protocol(*one)))
@@ -195,19 +199,14 @@ fn quoted(names: &[Box<str>]) -> String {
 }
 
 fn nft(step: &Step, family: Family) -> String {
-    let strings =
-        |ranges: &AddressRanges| set(&ranges.iter().map(|range| range.to_string()).collect::<Vec<_>>());
-    let ip = |ranges: &AddressRanges| {
-        let family = ranges.iter().next().map_or(family, |range| Family::of(range.first));
-        if family == Family::Ipv4 { "ip" } else { "ip6" }
+    let addresses = |side: &str, of: &Addresses| {
+        let family = of.ranges().next().map_or(family, |range| Family::of(range.first));
+        let ip = if family == Family::Ipv4 { "ip" } else { "ip6" };
+        format!("{ip} {side} {}{}", unequal(of.is_negated()), set(&ranges(of)))
     };
     match step {
-        Step::Source { ranges, negated } => {
-            format!("{} saddr {}{}", ip(ranges), unequal(*negated), strings(ranges))
-        }
-        Step::Destination { ranges, negated } => {
-            format!("{} daddr {}{}", ip(ranges), unequal(*negated), strings(ranges))
-        }
+        Step::Source(from) => addresses("saddr", from),
+        Step::Destination(to) => addresses("daddr", to),
         Step::Protocol { protocol: number, negated } => {
             format!("meta l4proto {}{}", unequal(*negated), protocol(*number))
         }

@@ -73,9 +73,7 @@ impl<'a> Guards<'a> {
         let Some(table) = self.table("filter").filter(|_| wanted) else { return };
         let Some(chain) = table.chain("KUBE-FIREWALL") else { return };
         let loopback = |step: &Step| match step {
-            Step::Destination { ranges, negated: false } => {
-                ranges.iter().any(|range| range.first.is_loopback())
-            }
+            Step::Destination(to) => !to.is_negated() && to.ranges().any(|range| range.first.is_loopback()),
             _ => false,
         };
         let effect = "other machines on its network reach what listens on the node's 127.0.0.1";
@@ -217,7 +215,7 @@ fn filtered(rule: &Rule) -> Vec<(IpAddr, &str)> {
     let ports = words.iter().zip(words.iter().skip(1)).filter(|(name, _)| **name == "--vport");
     let ports: Vec<&str> = ports.map(|(_, port)| *port).collect();
     let ranges = rule.steps.iter().filter_map(|step| match step {
-        Step::Source { ranges, negated: false } => Some(ranges.iter()),
+        Step::Source(from) if !from.is_negated() => Some(from.ranges()),
         _ => None,
     });
     let mut found = Vec::new();

@@ -8,8 +8,8 @@ use super::{foreign, is_ours};
 use crate::{
     net::Protocol,
     rules::{
-        AddressRange, AddressRanges, Datum, Field, InSet, Key, Look, Set, Step, Sticky, Table, Verdict,
-        iptables, step::Steps,
+        AddressRange, Addresses, Datum, Field, InSet, Key, Look, Set, Step, Sticky, Table, Verdict, iptables,
+        step::{Steps, thin},
     },
 };
 
@@ -174,8 +174,8 @@ fn own_condition(body: &Value<'_>, table: &Table) -> Option<Step> {
         };
     }
     match field(left) {
-        Some(Field::Source) => return Some(Step::Source { ranges: ranges(right)?, negated }),
-        Some(Field::Destination) => return Some(Step::Destination { ranges: ranges(right)?, negated }),
+        Some(Field::Source) => return Some(Step::Source(addresses(right, negated)?)),
+        Some(Field::Destination) => return Some(Step::Destination(addresses(right, negated)?)),
         Some(Field::Protocol) => return Some(Step::Protocol { protocol: protocol(right)?, negated }),
         Some(Field::Port) => {
             let (first, last) = match right.member("range").and_then(Value::as_array) {
@@ -222,7 +222,7 @@ fn own_condition(body: &Value<'_>, table: &Table) -> Option<Step> {
         };
     }
     if matches!(left.member("meta").and_then(|meta| meta.member("key")?.as_str()), Some("iifname" | "iif")) {
-        return Some(Step::Interface { name: right.as_str()?.into(), negated });
+        return Some(Step::Interface { name: thin(right.as_str()?), negated });
     }
     let (value, mask) = match left.member("&").and_then(Value::as_array) {
         Some([of, mask]) if is_mark(of) => (number(right)?, number(mask)?),
@@ -251,11 +251,11 @@ fn protocol(value: &Value<'_>) -> Option<Protocol> {
     }
 }
 
-fn ranges(value: &Value<'_>) -> Option<AddressRanges> {
-    match value.member("set").and_then(Value::as_array) {
-        Some(list) => list.iter().map(range).collect::<Option<Vec<_>>>().map(AddressRanges::from),
-        None => range(value).map(AddressRanges::from),
-    }
+fn addresses(value: &Value<'_>, negated: bool) -> Option<Addresses> {
+    Some(match value.member("set").and_then(Value::as_array) {
+        Some(list) => Addresses::new(list.iter().map(range).collect::<Option<Box<[_]>>>()?, negated),
+        None => Addresses::new([range(value)?], negated),
+    })
 }
 
 /// An address, a prefix or a range.
@@ -323,7 +323,7 @@ fn dnat(body: &Value<'_>) -> Option<Step> {
                 }
                 _ => None,
             });
-        return Some(Step::Spread { of, to: to.collect::<Option<_>>()? });
+        return Some(Step::Spread { of, to: thin(to.collect::<Option<Box<[_]>>>()?) });
     }
     let ip: IpAddr = address.as_str()?.parse().ok()?;
     let endpoint = SocketAddr::new(ip, body.member("port").map_or(Some(0), port)?);
@@ -337,7 +337,7 @@ fn vmap(body: &Value<'_>, table: &mut Table, place: usize) -> Option<Step> {
             [key, value] => Some((number(key)?, verdict(value)?)),
             _ => None,
         });
-        return Some(Step::Spread { of, to: to.collect::<Option<_>>()? });
+        return Some(Step::Spread { of, to: thin(to.collect::<Option<Box<[_]>>>()?) });
     }
     let Some(fields) = fields(key) else { return foreign::vmap(key, data) };
     if let Some(name) = data.as_str() {

@@ -5,7 +5,10 @@ use serde_json_borrow::Value;
 use super::expression::{Read as _, verdict};
 use crate::{
     net::{Family, Protocol},
-    rules::{ByState, Step, Table, iptables, step::Steps},
+    rules::{
+        ByState, Step, Table, iptables,
+        step::{Steps, thin},
+    },
 };
 
 /// The longest text of a condition that cannot be judged.
@@ -45,9 +48,9 @@ pub(super) fn condition(left: &Value<'_>, right: &Value<'_>, negated: bool) -> O
     if let Some(key) = left.member("meta").and_then(|meta| meta.member("key")?.as_str()) {
         return match key {
             "iifname" | "iif" | "oifname" | "oif" => {
-                Some(Step::Devices { out: key.starts_with('o'), names: all(right, name)?, negated })
+                Some(Step::Devices { out: key.starts_with('o'), names: thin(all(right, name)?), negated })
             }
-            "l4proto" => Some(Step::Protocols { protocols: all(right, protocol)?, negated }),
+            "l4proto" => Some(Step::Protocols { protocols: thin(all(right, protocol)?), negated }),
             "nfproto" => Some(Step::OfFamily { family: family(right)?, negated }),
             _ => None,
         };
@@ -55,10 +58,10 @@ pub(super) fn condition(left: &Value<'_>, right: &Value<'_>, negated: bool) -> O
     if let Some(payload) = left.member("payload") {
         return match (payload.member("protocol")?.as_str()?, payload.member("field")?.as_str()?) {
             ("tcp" | "udp" | "sctp" | "th", side @ ("dport" | "sport")) => {
-                Some(Step::Ports { source: side == "sport", ranges: all(right, ports)?, negated })
+                Some(Step::Ports { source: side == "sport", ranges: thin(all(right, ports)?), negated })
             }
             ("ip", "protocol") | ("ip6", "nexthdr") => {
-                Some(Step::Protocols { protocols: all(right, protocol)?, negated })
+                Some(Step::Protocols { protocols: thin(all(right, protocol)?), negated })
             }
             _ => None,
         };
@@ -74,7 +77,7 @@ pub(super) fn condition(left: &Value<'_>, right: &Value<'_>, negated: bool) -> O
             _ => return None,
         };
         let is_type = fib.member("result")?.as_str()? == "type";
-        return is_type.then_some(Step::AddressType { source, kind: right.as_str()?.into(), negated });
+        return is_type.then_some(Step::AddressType { source, kind: thin(right.as_str()?), negated });
     }
     if let Some([of, mask]) = left.member("&").and_then(Value::as_array) {
         let payload = of.member("payload")?;

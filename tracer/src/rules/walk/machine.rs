@@ -337,8 +337,8 @@ fn is_of_kube_proxy(table: &Table, chain: &Chain) -> bool {
 
 /// Records a rule that would mark the packet if the packet had another source.
 fn own_mark<T>(table: &Table, rule: &Rule, at: usize, condition: &Step, state: &mut State<T>) {
-    let Step::Source { ranges, negated: false } = condition else { return };
-    let Some(host) = ranges.host() else { return };
+    let Step::Source(from) = condition else { return };
+    let Some(host) = from.host() else { return };
     let mark = match rule.steps.get(at) {
         Some(Step::SetMark { clear, toggle }) => Some((*clear, *toggle)),
         Some(Step::Do(Verdict::Jump(to))) => table.chain(to).and_then(|chain| marks(&chain.rules)),

@@ -14,8 +14,8 @@ use viptrace::{
     node::routes::Routes,
     report::{Paint, path},
     rules::{
-        AddressRange, Datum, Destination, Field, InIpset, Look, Origin, Probe, Rule, Ruleset, Side, Step,
-        Verdict, VirtualServer, ipset, iptables, ipvs, nftables,
+        AddressRange, Addresses, Datum, Destination, Field, InIpset, Look, Origin, Probe, Rule, Ruleset,
+        Side, Step, Verdict, VirtualServer, ipset, iptables, ipvs, nftables,
         walk::{Devices, End, Fate, Unknown, Walker, Witness},
     },
 };
@@ -45,9 +45,9 @@ fn protocol() -> impl Strategy<Value = Protocol> {
 fn condition(family: Family) -> BoxedStrategy<Step> {
     prop_oneof![
         (range(family), any::<bool>())
-            .prop_map(|(range, negated)| Step::Source { ranges: range.into(), negated }),
+            .prop_map(|(range, negated)| Step::Source(Addresses::new([range], negated))),
         (range(family), any::<bool>())
-            .prop_map(|(range, negated)| Step::Destination { ranges: range.into(), negated }),
+            .prop_map(|(range, negated)| Step::Destination(Addresses::new([range], negated))),
         (protocol(), any::<bool>()).prop_map(|(protocol, negated)| Step::Protocol { protocol, negated }),
         (any::<u16>(), any::<bool>()).prop_map(|(port, negated)| Step::Port {
             first: port,
@@ -104,8 +104,8 @@ fn not(negated: bool) -> &'static str {
 fn in_iptables(step: &Step) -> String {
     let name = |protocol: &Protocol| protocol.to_string().to_ascii_lowercase();
     match step {
-        Step::Source { ranges, negated } => format!("{}-s {}", not(*negated), ranges.one().unwrap()),
-        Step::Destination { ranges, negated } => format!("{}-d {}", not(*negated), ranges.one().unwrap()),
+        Step::Source(of) => format!("{}-s {}", not(of.is_negated()), of.one().unwrap()),
+        Step::Destination(of) => format!("{}-d {}", not(of.is_negated()), of.one().unwrap()),
         Step::Protocol { protocol, negated } => format!("{}-p {}", not(*negated), name(protocol)),
         Step::Port { first, negated, .. } => format!("-m tcp {}--dport {first}", not(*negated)),
         Step::SourceLocal { negated } => format!("-m addrtype {}--src-type LOCAL", not(*negated)),
@@ -130,9 +130,9 @@ fn in_nft_text(step: &Step, family: Family) -> String {
     let ip = if family == Family::Ipv4 { "ip" } else { "ip6" };
     let op = |negated: bool| if negated { "!= " } else { "" };
     match step {
-        Step::Source { ranges, negated } => format!("{ip} saddr {}{}", op(*negated), ranges.one().unwrap()),
-        Step::Destination { ranges, negated } => {
-            format!("{ip} daddr {}{}", op(*negated), ranges.one().unwrap())
+        Step::Source(of) => format!("{ip} saddr {}{}", op(of.is_negated()), of.one().unwrap()),
+        Step::Destination(of) => {
+            format!("{ip} daddr {}{}", op(of.is_negated()), of.one().unwrap())
         }
         Step::Protocol { protocol, negated } => {
             format!("meta l4proto {}{}", op(*negated), protocol.to_string().to_ascii_lowercase())
@@ -166,10 +166,8 @@ fn in_nft_json(step: &Step, family: Family) -> serde_json::Value {
     let matches = |left, right, negated| json!({"match": {"op": op(negated), "left": left, "right": right}});
     let field = |field: &str| json!({"payload": {"protocol": ip, "field": field}});
     match step {
-        Step::Source { ranges, negated } => matches(field("saddr"), range(&ranges.one().unwrap()), *negated),
-        Step::Destination { ranges, negated } => {
-            matches(field("daddr"), range(&ranges.one().unwrap()), *negated)
-        }
+        Step::Source(of) => matches(field("saddr"), range(&of.one().unwrap()), of.is_negated()),
+        Step::Destination(of) => matches(field("daddr"), range(&of.one().unwrap()), of.is_negated()),
         Step::Protocol { protocol, negated } => matches(
             json!({"meta": {"key": "l4proto"}}),
             json!(protocol.to_string().to_ascii_lowercase()),

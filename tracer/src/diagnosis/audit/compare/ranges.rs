@@ -105,7 +105,7 @@ impl Comparison<'_> {
         let sources = chains.flat_map(|chain| chain.rules.iter()).flat_map(|rule| &rule.steps);
         let mut ranges = sources
             .filter_map(|step| match step {
-                Step::Source { ranges, .. } => Some(ranges.iter()),
+                Step::Source(from) => Some(from.ranges()),
                 _ => None,
             })
             .flatten()

@@ -15,8 +15,8 @@ impl<O: Observer> Run<'_, '_, '_, O> {
     /// Whether the condition holds. `None` if this cannot be judged, which is noted.
     pub(super) fn holds(&mut self, table: &Table, condition: &Step, state: &State<O::Trail>) -> Option<bool> {
         Some(match condition {
-            Step::Source { ranges, negated } => ranges.contains(state.source) != *negated,
-            Step::Destination { ranges, negated } => ranges.contains(state.destination.ip()) != *negated,
+            Step::Source(from) => from.contains(state.source),
+            Step::Destination(to) => to.contains(state.destination.ip()),
             Step::Protocol { protocol, negated } => (*protocol == self.probe.protocol) != *negated,
             Step::Port { first, last, negated } => {
                 (*first..=*last).contains(&state.destination.port()) != *negated
