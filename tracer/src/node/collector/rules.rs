@@ -118,7 +118,12 @@ impl Reading {
                 self.list(request, "nft", &[options, &["list", "table", family, name]].concat())?;
             all.0 += if all.0.is_empty() { "" } else { "; " };
             all.0 += &source;
-            all.1 += &text;
+            // The first text is not copied: that of a large cluster is tens of megabytes.
+            if all.1.is_empty() {
+                all.1 = text;
+            } else {
+                all.1 += &text;
+            }
             all.1.push('\n');
         }
         Ok(all)
