@@ -27,7 +27,7 @@ const MAX_ENDPOINT_BYTES: u64 = 900;
 const MAX_PASSING_BYTES: u64 = 20 << 20;
 
 /// Bytes in the parsed rules of a node for each endpoint, with a tenth of its Service's rules.
-const MAX_RULES_BYTES: u64 = 450;
+const MAX_RULES_BYTES: u64 = 500;
 /// Bytes for each endpoint beyond those that stay, while the rules are parsed.
 const MAX_PASSING_RULES_BYTES: u64 = 200;
 

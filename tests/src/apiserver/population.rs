@@ -3,6 +3,8 @@
 //!
 //! Owns the names and addresses of these objects. The templates beside it have their other contents.
 
+mod rules;
+
 use std::net::Ipv4Addr;
 
 use super::store::Resource;
@@ -131,7 +133,7 @@ impl Writer {
             name: format!("{}-{}-{}", service.service, service.hash, word(index, 5)),
             owner: uid("replica", index / self.population.endpoints),
             uid: uid("pod", index),
-            ip: after(POD_ADDRESSES, index + 1),
+            ip: pod_address(index),
             node: node.node,
             host: node.host,
             zone: node.zone,
@@ -242,6 +244,10 @@ impl Template {
 fn compact(json: &str) -> Result<String, String> {
     let value: serde_json::Value = serde_json::from_str(json).map_err(|error| error.to_string())?;
     Ok(value.to_string())
+}
+
+fn pod_address(index: u32) -> String {
+    after(POD_ADDRESSES, index + 1)
 }
 
 fn after(first: Ipv4Addr, index: u32) -> String {

@@ -1,8 +1,9 @@
 //! Measures the memory of an agent in clusters of several sizes: the captured cluster, and a population of Services
-//! besides it. It defines the sizes and emits metric lines; the host evaluates them.
+//! besides it; before and after a failed flow has needed the node's rules. It defines the sizes and emits metric lines; the host evaluates them.
 
 use std::{
     fs,
+    os::unix::fs::PermissionsExt as _,
     path::Path,
     time::{Duration, Instant},
 };
@@ -14,10 +15,11 @@ use super::workload::Workload;
 use crate::{
     agent::Agent,
     apiserver::Population,
-    boot,
+    boot, command,
     console::{self, Progress},
     dataplane::Variant,
     process::Status,
+    traffic::client::{self, Script},
     wait,
     world::{NODE, Stage, Watch, World},
 };
@@ -40,6 +42,11 @@ const STEADY_LIMIT: Duration = Duration::from_mins(10);
 const TIDIED: Duration = Duration::from_secs(65);
 /// The runs of connections before that.
 const RUNS: usize = 5;
+/// What the agent runs to list the rules. In this guest it prints a file.
+const LISTER: &str = "iptables-nft-save";
+const RULES: &str = "/run/lab/rules.txt";
+/// Connections that a Pod refuses, each a fault.
+const REFUSED: usize = 3;
 /// The values of `/proc/PID/status` that are reported, and their names as metrics.
 const VALUES: [(&str, &str); 5] = [
     ("VmRSS", "resident_bytes"),
@@ -61,15 +68,19 @@ pub(super) fn run(world: &World) -> Result<bool> {
     let stage = Stage::set(world, Watch::Nobody, Variant::DEFAULT)?;
     fs::create_dir_all("/run/lab").context("creating /run/lab")?;
     let workload = Workload::start(world, stage.mode())?;
+    let own_rules = replace_lister(world)?;
     for services in sizes {
-        measure(&stage, &workload, services).with_context(|| format!("with {services} Services"))?;
+        measure(&stage, &workload, services, &own_rules)
+            .with_context(|| format!("with {services} Services"))?;
     }
     Ok(true)
 }
 
-fn measure(stage: &Stage<'_>, workload: &Workload, services: u32) -> Result<()> {
+fn measure(stage: &Stage<'_>, workload: &Workload, services: u32, own_rules: &str) -> Result<()> {
     let population = Population { services, endpoints: ENDPOINTS, node: NODE.to_owned() };
     let objects = population.objects();
+    let rules = population.add_rules(own_rules).map_err(anyhow::Error::msg)?;
+    fs::write(RULES, &rules).with_context(|| format!("writing {RULES}"))?;
     stage.api.populate(population).context("populating the API server")?;
     let segments = Path::new(SEGMENTS);
     if segments.exists() {
@@ -102,17 +113,49 @@ fn measure(stage: &Stage<'_>, workload: &Workload, services: u32) -> Result<()> 
     let sizes: Option<u64> = stored.iter().map(|path| fs::metadata(path).ok().map(|meta| meta.len())).sum();
     emit("segment_bytes", sizes.context("reading the sizes of the segments")?, &labels);
     console::metric("ready_seconds", ready.as_secs_f64(), "s", &labels);
+    let judged = with_rules(stage, &agent)?;
+    emit("resident_with_rules_bytes", judged.kib("VmRSS")? * 1024, &labels);
+    emit("peak_with_rules_bytes", judged.kib("VmHWM")? * 1024, &labels);
     console::print(format!(
-        "memory: {services} Services: {} KiB, at most {} KiB, ready after {:.0} s",
+        "memory: {services} Services: {} KiB, at most {} KiB, ready after {:.0} s; with {} KiB of rules {} KiB, at most {} KiB",
         status.kib("VmRSS")?,
         status.kib("VmHWM")?,
-        ready.as_secs_f64()
+        ready.as_secs_f64(),
+        rules.len() / 1024,
+        judged.kib("VmRSS")?,
+        judged.kib("VmHWM")?,
     ));
     let ended = agent.stop()?;
     if ended.status != 0 {
         bail!("the agent ended with status {}: {}", ended.status, ended.stderr);
     }
     Ok(())
+}
+
+/// Puts a program that prints [`RULES`] in the place of [`LISTER`]: this kernel takes minutes for the rules of the larger
+/// clusters. Returns the node's own rules.
+fn replace_lister(world: &World) -> Result<String> {
+    let own = world.topology.host.command(LISTER, &[])?;
+    let path = command::run("which", &[LISTER])?;
+    let path = Path::new(path.trim());
+    // A link to the program of all of iptables.
+    fs::remove_file(path).with_context(|| format!("removing {}", path.display()))?;
+    let made = fs::write(path, format!("#!/bin/sh\nexec cat {RULES}\n"))
+        .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o755)));
+    made.with_context(|| format!("writing {}", path.display()))?;
+    Ok(own)
+}
+
+/// Makes connections fail, so that the agent reads the node's rules, and waits until it has judged and tidied up.
+fn with_rules(stage: &Stage<'_>, agent: &Agent) -> Result<Status> {
+    let (from, api) = (stage.place("shop/client-1")?, stage.vip("shop/api", "https")?);
+    let failed = Instant::now();
+    client::connect(from, api, REFUSED, 1, Script::exchange())?;
+    let labels = ["service=\"api\"", "class=\"C28\""];
+    Agent::wait_for("viptrace_faults_total", &labels, REFUSED as u64)?;
+    wait::until_older_than(failed, TIDIED);
+    steady(agent.pid())?;
+    Status::read(agent.pid())
 }
 
 /// Waits until the resident memory does not change any more.

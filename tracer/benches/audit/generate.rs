@@ -147,9 +147,15 @@ pub(crate) fn iptables(cluster: &Cluster) -> String {
             } else {
                 String::new()
             };
-            writeln!(chains, "[0:0] -A KUBE-SVC-{hash} {chance}-j {name}").ok();
-            writeln!(chains, "[0:0] -A {name} -s {}/32 -j KUBE-MARK-MASQ", endpoint.ip()).ok();
-            writeln!(chains, "[0:0] -A {name} -p tcp -m tcp -j DNAT --to-destination {endpoint}").ok();
+            let comment = |of: &str| format!("-m comment --comment \"{key}:http{of}\"");
+            let (of_choice, of_service) = (comment(&format!(" -> {endpoint}")), comment(""));
+            writeln!(chains, "[0:0] -A KUBE-SVC-{hash} {of_choice} {chance}-j {name}").ok();
+            writeln!(chains, "[0:0] -A {name} -s {}/32 {of_service} -j KUBE-MARK-MASQ", endpoint.ip()).ok();
+            writeln!(
+                chains,
+                "[0:0] -A {name} -p tcp {of_service} -m tcp -j DNAT --to-destination {endpoint}"
+            )
+            .ok();
         }
     }
     text.push_str(

@@ -14,15 +14,15 @@ const BOTTOM: f64 = 356.0;
 const STEP_MIB: u32 = 50;
 
 const STYLE: &str = "\
-    svg{--ink:#1f2328;--faint:#d1d9e0;--now:#0969da;--peak:#8250df;--limit:#cf222e;background:#fff}\
-    @media(prefers-color-scheme:dark){svg{--ink:#e6edf3;--faint:#3d444d;--now:#58a6ff;--peak:#bc8cff;--limit:#ff7b72;\
+    svg{--ink:#1f2328;--faint:#d1d9e0;--now:#0969da;--rules:#1a7f37;--peak:#8250df;--limit:#cf222e;background:#fff}\
+    @media(prefers-color-scheme:dark){svg{--ink:#e6edf3;--faint:#3d444d;--now:#58a6ff;--rules:#3fb950;--peak:#bc8cff;--limit:#ff7b72;\
     background:#0d1117}}\
     text{fill:var(--ink);font:13px sans-serif}.middle{text-anchor:middle}.end{text-anchor:end}\
-    .grid{stroke:var(--faint)}.now{stroke:var(--now);fill:none;stroke-width:2}.peak{stroke:var(--peak);fill:none;\
-    stroke-width:2;stroke-dasharray:2 4}circle.now{fill:var(--now)}circle.peak{fill:var(--peak);stroke-dasharray:none}\
+    .grid{stroke:var(--faint)}.now{stroke:var(--now);fill:none;stroke-width:2}.rules{stroke:var(--rules);fill:none;stroke-width:2}.peak{stroke:var(--peak);fill:none;\
+    stroke-width:2;stroke-dasharray:2 4}circle.now{fill:var(--now)}circle.rules{fill:var(--rules)}circle.peak{fill:var(--peak);stroke-dasharray:none}\
     .limit{stroke:var(--limit);stroke-width:2;stroke-dasharray:8 4}text.limit{fill:var(--limit);stroke:none}";
 
-/// Both lines: `resident_bytes` and `peak_bytes`.
+/// The lines: `resident_bytes` and `resident_with_rules_bytes`, and the peak of all.
 pub(super) fn svg(points: &[Point], limits: &[Bound]) -> String {
     let most =
         points.iter().flat_map(|point| point.values.iter().filter(|(name, _)| name.starts_with("peak")));
@@ -79,7 +79,12 @@ pub(super) fn svg(points: &[Point], limits: &[Bound]) -> String {
             limit.mib
         );
     }
-    for (name, class) in [("peak_bytes", "peak"), ("resident_bytes", "now")] {
+    let lines = [
+        ("peak_with_rules_bytes", "peak"),
+        ("resident_with_rules_bytes", "rules"),
+        ("resident_bytes", "now"),
+    ];
+    for (name, class) in lines {
         let places: Vec<(f64, f64)> =
             points.iter().filter_map(|point| Some((x(point.endpoints), y(point.mib(name)?)))).collect();
         let line: Vec<String> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
@@ -88,7 +93,12 @@ pub(super) fn svg(points: &[Point], limits: &[Bound]) -> String {
             let _ = writeln!(out, "<circle class=\"{class}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.5\"/>");
         }
     }
-    for (at, class, text) in [(330.0, "now", "steady"), (430.0, "peak", "peak, while it lists the objects")] {
+    let keys = [
+        (170.0, "now", "steady"),
+        (270.0, "rules", "once it has read the rules"),
+        (490.0, "peak", "peak, while it reads them"),
+    ];
+    for (at, class, text) in keys {
         let _ = writeln!(
             out,
             "<line class=\"{class}\" x1=\"{at}\" x2=\"{:.1}\" y1=\"20\" y2=\"20\"/><text x=\"{:.1}\" y=\"24\">{text}</text>",
