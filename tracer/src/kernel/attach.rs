@@ -32,6 +32,9 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("VIPTRACE_BPF_OBJECT"));
 #[cfg(viptrace_without_bpf)]
 static OBJECT: &[u8] = &[];
 
+/// What an error says where the kernel refuses perf events.
+const PERF_EVENTS_REFUSED: &str = "perf events are refused";
+
 /// The target of the debug lines that programs write.
 pub(super) const MESSAGES: &str = "viptrace::bpf";
 /// Bytes of the buffer for debug lines that are not read yet.
@@ -71,7 +74,7 @@ impl Hint for AttachError {
             Self::NoObject => Some("run `cargo xtask setup`, then build again".to_owned()),
             Self::Map { .. } => Some("build viptrace again".to_owned()),
             // perf_event_open(2).
-            Self::Program { error, .. } if error.contains("perf_event_open") => Some(
+            Self::Program { error, .. } if error.contains(PERF_EVENTS_REFUSED) => Some(
                 "`sysctl kernel.perf_event_paranoid` shows whether the kernel refuses kprobes to a process without \
                  CAP_SYS_ADMIN: from 3 on it does; set it to 2, or add SYS_ADMIN (of a DaemonSet in its manifest, with \
                  `kubectl viptrace` by --sys-admin)"
@@ -187,13 +190,26 @@ impl Attached {
         {
             return Ok(());
         }
-        let preempts = plan.preempts_programs();
-        if let Some(Tier::Fentry(target)) = plan.tier(spec_index) {
-            match self.attach_fentry(spec, target, preempts) {
-                Ok(()) => return Ok(()),
-                Err(reason) => self.fallbacks.push(AttachGap { spec_index, reason }),
+        let Some(Tier::Fentry(target)) = plan.tier(spec_index) else {
+            return self.attach_untyped(plan, spec_index, spec);
+        };
+        let Err(reason) = self.attach_fentry(spec, target, plan.preempts_programs()) else { return Ok(()) };
+        self.fallbacks.push(AttachGap { spec_index, reason: reason.clone() });
+        self.attach_untyped(plan, spec_index, spec).map_err(|error| match error {
+            AttachError::Program { program, symbol, error } => {
+                AttachError::Program { program, symbol, error: format!("{error}; with types: {reason}") }
             }
-        }
+            other => other,
+        })
+    }
+
+    /// By programs that do not know their arguments' types.
+    fn attach_untyped(
+        &mut self,
+        plan: &HookPlan,
+        spec_index: usize,
+        spec: &HookSpec,
+    ) -> Result<(), AttachError> {
         match spec.attach {
             Attach::Entry { kprobe, .. } => {
                 self.attach_kprobes(plan, (spec_index, spec.hook), &[(kprobe, Place::Entry)], spec.symbol)

@@ -46,8 +46,10 @@ pub(super) enum LoadError {
     Attach { program: &'static str, error: io::Error },
     #[error("this kernel has no kprobe.multi links (CONFIG_FPROBE, since 5.18)")]
     NoKprobeMulti,
-    #[error("`perf_event_open` for {symbol} failed: {error}")]
+    #[error("no perf event for {symbol}: {error}")]
     Event { symbol: String, error: io::Error },
+    #[error("perf events are refused: {0}")]
+    EventsRefused(io::Error),
 }
 
 /// An attached program; dropping it detaches it.
@@ -165,8 +167,10 @@ impl Loader {
         place: Place,
         symbol: &str,
     ) -> Result<Link, LoadError> {
-        let event = bpf::open_kprobe_event(symbol, place)
-            .map_err(|error| LoadError::Event { symbol: symbol.to_owned(), error })?;
+        let event = bpf::open_kprobe_event(symbol, place).map_err(|error| match error.kind() {
+            io::ErrorKind::PermissionDenied => LoadError::EventsRefused(error),
+            _ => LoadError::Event { symbol: symbol.to_owned(), error },
+        })?;
         let program = self.load(name, Purpose::Kprobe)?;
         let link = bpf::open_event_link(&program, event)
             .map_err(|error| LoadError::Attach { program: name, error })?;
