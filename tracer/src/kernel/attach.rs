@@ -3,15 +3,15 @@
 //! The plan decides which hooks are attached and how. A hook that the kernel refuses is a gap, unless it is essential.
 
 use std::{
+    collections::HashMap as StdMap,
     io,
     net::IpAddr,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
 };
 
 use aya::{
-    Ebpf, EbpfError, EbpfLoader,
-    maps::HashMap,
-    programs::{Program, ProgramError, RawTracePointRunOptions, TestRun as _},
+    Ebpf,
+    maps::{HashMap, Map},
 };
 use aya_log::Level;
 use tracer_ebpf::{Attach, Copies, Hook, HookSpec, MISSING, function, map};
@@ -21,7 +21,8 @@ use super::{
     bpf::{self, Place},
     keys::{self, KeySet},
     layout::{FIELDS, Layout},
-    loader::{Link, LoadError, Loader, last_line},
+    loader::{Link, LoadError, Loader},
+    object::{self, ObjectError, Prepared, Settings},
     plan::{FentryTarget, HookPlan, Tier},
     recorder::RecorderOptions,
 };
@@ -56,8 +57,8 @@ pub struct Options {
 pub enum AttachError {
     #[error("this viptrace was built without its eBPF object")]
     NoObject,
-    #[error("the kernel refused the eBPF object: {}", sentence(.0))]
-    Load(Box<EbpfError>),
+    #[error("the eBPF object cannot be made ready: {0}")]
+    Load(ObjectError),
     #[error("the kernel refused the program `{program}` for {symbol}: {error}")]
     Program { program: &'static str, symbol: &'static str, error: String },
     #[error("the eBPF object lacks the map {name}; it was built from other sources")]
@@ -94,15 +95,16 @@ pub struct AttachGap {
 
 /// The loaded object and the attached hooks of the plan. Dropping it detaches every hook.
 pub(super) struct Attached {
-    /// Owns the programs and their links, except those that `loader` loads.
-    pub(super) ebpf: Ebpf,
+    /// The object's maps, until somebody takes them.
+    pub(super) maps: StdMap<String, Map>,
+    /// Where the programs' debug lines are read.
+    pub(super) messages: Option<Ebpf>,
     /// The attached programs, by hook.
     pub(super) programs: Vec<(Hook, Attachment)>,
     /// The planned hooks that kprobe.multi links reach.
     pub(super) by_kprobe_multi: Vec<usize>,
-    /// Loads the programs that aya cannot, or the reason why none of them can be loaded. It is made before the reader takes
-    /// the maps, so that hooks can still be attached later.
-    loader: Result<Loader, String>,
+    /// Loads programs, those of hooks that are attached later too.
+    loader: Loader,
     /// The addresses that are in the kernel's filter.
     targets: KeySet<16>,
     /// The addresses of the target that the filter has no room for.
@@ -127,14 +129,16 @@ pub(super) fn attach(plan: &HookPlan, layout: &Layout, options: &Options) -> Res
     if OBJECT.is_empty() {
         return Err(AttachError::NoObject);
     }
-    let mut ebpf = load(plan, layout, options).map_err(|error| AttachError::Load(Box::new(error)))?;
-    let loader = Loader::new(OBJECT, &ebpf, &uncalled(options)).map_err(|error| error.to_string());
+    let Prepared { object, btf, mut maps, messages } =
+        object::prepare(OBJECT, &settings(plan, layout, options)).map_err(AttachError::Load)?;
+    let loader = Loader::new(object, btf);
     let (mut targets, mut left_out) = (KeySet::default(), 0);
     if let Some(wanted) = &options.targets {
-        left_out = set_targets(&mut targets, &mut ebpf, wanted)?;
+        left_out = set_targets(&mut targets, &mut maps, wanted)?;
     }
     let mut attached = Attached {
-        ebpf,
+        maps,
+        messages,
         programs: Vec::new(),
         by_kprobe_multi: Vec::new(),
         loader,
@@ -157,7 +161,7 @@ pub(super) fn attach(plan: &HookPlan, layout: &Layout, options: &Options) -> Res
 impl Attached {
     /// Replaces the addresses of a targeted trace.
     pub(super) fn retarget(&mut self, targets: &[IpAddr]) -> Result<(), AttachError> {
-        self.left_out = set_targets(&mut self.targets, &mut self.ebpf, targets)?;
+        self.left_out = set_targets(&mut self.targets, &mut self.maps, targets)?;
         Ok(())
     }
 
@@ -176,9 +180,7 @@ impl Attached {
         let is_gone = |hook: &Hook| hook.spec().module == Some(module);
         let gone = self.hooks.extract_if(.., |hook| is_gone(hook)).collect();
         self.programs.retain(|(hook, _)| !is_gone(hook));
-        if let Ok(loader) = &mut self.loader {
-            loader.forget(module);
-        }
+        self.loader.forget(module);
         gone
     }
 
@@ -237,7 +239,7 @@ impl Attached {
     ) -> Result<(), AttachError> {
         let by_event = |attached: &mut Self| {
             let refused = attached.attach_by(hook.1, programs, symbol, Loader::attach_kprobe);
-            refused.map_err(|refused| refused.in_words())
+            refused.map_err(|refused| refused.to_string())
         };
         let by_link = |attached: &mut Self| {
             let refused = attached.attach_kprobe_multi(plan, hook, programs, symbol);
@@ -263,7 +265,7 @@ impl Attached {
         let programs = [(kprobe, Place::Entry)];
         match self.attach_by(hook.1, &programs, part, Loader::attach_kprobe) {
             Ok(()) => true,
-            Err(refused) if refused.is_missing() => false,
+            Err(LoadError::Event { error, .. }) if error.kind() == io::ErrorKind::NotFound => false,
             Err(_) => self.attach_kprobe_multi(plan, hook, &programs, part).is_ok(),
         }
     }
@@ -279,7 +281,7 @@ impl Attached {
             return Err(LoadError::NoKprobeMulti.to_string());
         }
         self.attach_by(hook, programs, symbol, Loader::attach_kprobe_multi)
-            .map_err(|refused| refused.in_words())?;
+            .map_err(|refused| refused.to_string())?;
         self.by_kprobe_multi.push(spec_index);
         Ok(())
     }
@@ -291,13 +293,11 @@ impl Attached {
         programs: &[(&'static str, Place)],
         symbol: &'static str,
         attach: impl Fn(&Loader, &'static str, Place, &str) -> Result<Link, LoadError>,
-    ) -> Result<(), Refused> {
-        let loader = self.loader.as_ref().map_err(|error| Refused::All(error.clone()))?;
+    ) -> Result<(), LoadError> {
         let links: Vec<Link> = programs
             .iter()
-            .map(|(name, place)| attach(loader, name, *place, symbol))
-            .collect::<Result<_, _>>()
-            .map_err(Refused::This)?;
+            .map(|(name, place)| attach(&self.loader, name, *place, symbol))
+            .collect::<Result<_, _>>()?;
         for (link, (program, _)) in links.into_iter().zip(programs) {
             self.keep(hook, symbol, program, link);
         }
@@ -316,8 +316,8 @@ impl Attached {
         preempts: bool,
     ) -> Result<(), String> {
         if let Attach::TypedTracepoint { typed, .. } = spec.attach {
-            let loader = self.loader.as_ref().map_err(String::clone)?;
-            let link = loader.attach_tracepoint(typed, target.function).map_err(|error| error.to_string())?;
+            let link =
+                self.loader.attach_tracepoint(typed, target.function).map_err(|error| error.to_string())?;
             self.keep(spec.hook, spec.symbol, typed, link);
             return Ok(());
         }
@@ -326,11 +326,10 @@ impl Attached {
             Attach::Return { fexit, .. } => (std::slice::from_ref(fexit), Place::Exit),
             _ => return Err(format!("{} has no fentry program", spec.symbol)),
         };
-        let loader = self.loader.as_mut().map_err(|error| error.clone())?;
         // All or none: the copies rely on each other.
         let links: Vec<Link> = names
             .iter()
-            .map(|name| loader.attach(name, place, target))
+            .map(|name| self.loader.attach(name, place, target))
             .collect::<Result<_, _>>()
             .map_err(|error| error.to_string())?;
         for (link, program) in links.into_iter().zip(names) {
@@ -342,8 +341,7 @@ impl Attached {
     fn attach_raw_tracepoint(&mut self, spec: &HookSpec, program: &'static str) -> Result<(), AttachError> {
         let symbol = spec.symbol;
         let refused = |error| AttachError::Program { program, symbol, error };
-        let loader = self.loader.as_ref().map_err(|error| refused(error.clone()))?;
-        let attached = loader.attach_raw_tracepoint(program, symbol);
+        let attached = self.loader.attach_raw_tracepoint(program, symbol);
         let link = attached.map_err(|error| refused(error.to_string()))?;
         self.keep(spec.hook, symbol, program, link);
         Ok(())
@@ -352,94 +350,59 @@ impl Attached {
     /// Loads a program that user space runs, and runs it once.
     fn try_on_demand(&mut self, spec: &HookSpec, program: &'static str) -> Result<(), AttachError> {
         let symbol = spec.symbol;
-        let refused = |error: &ProgramError| AttachError::Program { program, symbol, error: refusal(error) };
-        let Some(Program::RawTracePoint(on_demand)) = self.ebpf.program_mut(program) else {
-            return Err(AttachError::Map { name: program });
-        };
-        on_demand.load().map_err(|error| refused(&error))?;
+        let refused = |error: String| AttachError::Program { program, symbol, error };
+        let fd = self.loader.load_on_demand(program).map_err(|error| refused(error.to_string()))?;
         // No entry lies at this address, so the run reports nothing; a kernel that cannot run it returns an error.
-        on_demand.test_run(RawTracePointRunOptions::new()).map_err(|error| refused(&error))?;
-        let fd = on_demand.fd().ok().and_then(|fd| fd.as_fd().try_clone_to_owned().ok());
-        if let Some(fd) = fd {
-            report_attached(symbol, program, fd.as_fd());
-            self.programs.push((spec.hook, Attachment { program: fd, link: None }));
-        }
+        bpf::run_once(fd.as_fd(), 0).map_err(|error| refused(sentence(&error)))?;
+        report_attached(symbol, program, fd.as_fd());
+        self.programs.push((spec.hook, Attachment { program: fd, link: None }));
         Ok(())
     }
-}
 
-/// Why programs could not be attached in one way.
-#[derive(Debug)]
-enum Refused {
-    /// No program can be loaded.
-    All(String),
-    This(LoadError),
-}
-
-impl Refused {
-    fn in_words(&self) -> String {
-        match self {
-            Self::All(error) => error.clone(),
-            Self::This(error) => error.to_string(),
-        }
-    }
-
-    /// Whether the kernel has no such function.
-    fn is_missing(&self) -> bool {
-        matches!(self, Self::This(LoadError::Event { error, .. }) if error.kind() == io::ErrorKind::NotFound)
+    /// Runs the program of this hook, which user space runs, with an argument.
+    pub(super) fn run(&self, hook: Hook, argument: u64) -> io::Result<()> {
+        let attached = self.programs.iter().find(|(of, _)| *of == hook);
+        let (_, attached) = attached.ok_or_else(|| io::Error::other("it is not loaded"))?;
+        bpf::run_once(attached.program.as_fd(), argument)
     }
 }
 
-/// The reason of a refusal. aya's text has the verifier's whole log, which can have a million characters.
-fn refusal(error: &ProgramError) -> String {
-    let ProgramError::LoadError { io_error, verifier_log } = error else { return sentence(error) };
-    let line = last_line(verifier_log.to_string().as_bytes());
-    sentence(io_error) + &line.map(|line| format!(" ({line})")).unwrap_or_default()
-}
-
-fn load(plan: &HookPlan, layout: &Layout, options: &Options) -> Result<Ebpf, EbpfError> {
+/// The numbers of this kernel and this trace, and the sizes of its maps.
+fn settings(plan: &HookPlan, layout: &Layout, options: &Options) -> Settings {
     let events_bytes = options.buffer_bytes.max(4096).next_power_of_two();
-    let offsets: Vec<(&str, u32)> = FIELDS
-        .iter()
-        .filter(|field| field.global)
-        .map(|field| (field.name, layout.offset(field.name).unwrap_or(MISSING)))
-        .chain(plan.arguments())
-        .chain([
-            ("OFF_CT_BASE", layout.entry_base()),
-            ("REASON_NETFILTER_DROP", layout.drop_reason_number("NETFILTER_DROP").unwrap_or(MISSING)),
-            ("TARGETED", u32::from(options.targets.is_some())),
-            ("EVENTS_BYTES", events_bytes),
-            ("CONFIRM_COPIES", copies(Hook::Confirm, plan.preempts_programs())),
-        ])
-        .collect();
-    let (wanted, subsystems) = (layout.wanted_reasons(), layout.wanted_subsystems());
-    let recorder = options.recorder.map(RecorderOptions::numbers);
-    // Where the programs' debug lines are not read, the verifier removes them and their buffer is one page.
-    let (level, messages_bytes) =
-        if reads_messages() { (Level::Debug as u8, MESSAGES_BYTES) } else { (0, 1) };
-    let mut loader = EbpfLoader::new();
-    // No CO-RE relocations to apply: spare the seconds that parsing all of vmlinux BTF takes on a slow machine.
-    loader.btf(None);
-    for (name, value) in &offsets {
-        loader.override_global(name, value, true);
+    let mut settings = Settings::new(reads_messages(), uncalled(options));
+    for field in FIELDS.iter().filter(|field| field.global) {
+        settings.set(field.name, layout.offset(field.name).unwrap_or(MISSING));
+    }
+    for (name, position) in plan.arguments() {
+        settings.set(name, position);
     }
     for (site, range) in layout.drop_sites() {
-        for (name, value) in site.globals().into_iter().zip([&range.start, &range.end]) {
-            loader.override_global(name, value, true);
+        for (name, address) in site.globals().into_iter().zip([range.start, range.end]) {
+            settings.set(name, address);
         }
     }
-    loader.override_global("WANTED_REASONS", &wanted, true);
-    loader.override_global("WANTED_SUBSYSTEMS", &subsystems, true);
-    loader.override_global(aya_log::LEVEL, &level, true);
-    loader.map_max_entries(map::MESSAGES, messages_bytes);
-    loader.map_max_entries(map::EVENTS, events_bytes);
+    let netfilter = layout.drop_reason_number("NETFILTER_DROP").unwrap_or(MISSING);
+    settings.set("OFF_CT_BASE", layout.entry_base());
+    settings.set("REASON_NETFILTER_DROP", netfilter);
+    settings.set("TARGETED", u32::from(options.targets.is_some()));
+    settings.set("EVENTS_BYTES", events_bytes);
+    settings.set("CONFIRM_COPIES", copies(Hook::Confirm, plan.preempts_programs()));
+    settings.set("WANTED_REASONS", layout.wanted_reasons());
+    settings.set("WANTED_SUBSYSTEMS", layout.wanted_subsystems());
+    // Where the programs' debug lines are not read, they are left out, and their buffer is one page.
+    let (level, messages_bytes) =
+        if reads_messages() { (Level::Debug as u8, MESSAGES_BYTES) } else { (0, 1) };
+    settings.set(aya_log::LEVEL, level);
+    settings.size(map::MESSAGES, messages_bytes);
+    settings.size(map::EVENTS, events_bytes);
     if options.targets.is_none() {
-        loader.map_max_entries(map::TARGETS, 1);
+        settings.size(map::TARGETS, 1);
     }
-    if let Some(recorder) = &recorder {
-        recorder.set(&mut loader);
+    if let Some(recorder) = options.recorder {
+        recorder.numbers().set(&mut settings);
     }
-    loader.load(OBJECT)
+    settings
 }
 
 /// Whether the programs' debug lines are read (`-vv`).
@@ -467,9 +430,13 @@ fn report_attached(symbol: &str, program: &str, fd: BorrowedFd<'_>) {
 }
 
 /// Makes these the addresses of the filter. Returns how many of them do not fit: their flows are not observed.
-fn set_targets(known: &mut KeySet<16>, ebpf: &mut Ebpf, targets: &[IpAddr]) -> Result<usize, AttachError> {
+fn set_targets(
+    known: &mut KeySet<16>,
+    maps: &mut StdMap<String, Map>,
+    targets: &[IpAddr],
+) -> Result<usize, AttachError> {
     let missing = AttachError::Map { name: map::TARGETS };
-    let Some(targets_map) = ebpf.map_mut(map::TARGETS) else { return Err(missing) };
+    let Some(targets_map) = maps.get_mut(map::TARGETS) else { return Err(missing) };
     let Ok(mut filter) = HashMap::try_from(targets_map) else { return Err(missing) };
     Ok(known.replace(&mut filter, &targets.iter().copied().map(keys::address).collect()))
 }
@@ -501,17 +468,6 @@ mod tests {
         built.sort_unstable();
         named.sort_unstable();
         assert_eq!(built, named);
-    }
-
-    #[test]
-    fn a_refused_program_has_the_verifiers_last_line() {
-        let log = "0: (95) exit\n".repeat(80_000) + "R0 !read_ok\nprocessed 80000 insns\n";
-        let verifier_log = aya_obj::VerifierLog::new(log);
-        let error =
-            ProgramError::LoadError { io_error: io::ErrorKind::PermissionDenied.into(), verifier_log };
-        assert_eq!(refusal(&error), "permission denied (R0 !read_ok)");
-        let unloaded = ProgramError::NotLoaded;
-        assert_eq!(refusal(&unloaded), sentence(&unloaded));
     }
 
     #[test]

@@ -17,12 +17,15 @@ use aya::maps::MapData;
 use aya_obj::generated::{bpf_insn, bpf_prog_info};
 
 // Commands of bpf(2) and numbers of its program and attach types, as include/uapi/linux/bpf.h has them.
+const BPF_MAP_UPDATE_ELEM: c_long = 2;
 const BPF_PROG_LOAD: c_long = 5;
+const BPF_PROG_TEST_RUN: c_long = 10;
 const BPF_OBJ_GET_INFO_BY_FD: c_long = 15;
 const BPF_RAW_TRACEPOINT_OPEN: c_long = 17;
 const BPF_BTF_LOAD: c_long = 18;
 const BPF_BTF_GET_FD_BY_ID: c_long = 19;
 const BPF_BTF_GET_NEXT_ID: c_long = 23;
+const BPF_MAP_FREEZE: c_long = 22;
 const BPF_MAP_LOOKUP_BATCH: c_long = 24;
 const BPF_LINK_CREATE: c_long = 28;
 const BPF_PROG_TYPE_KPROBE: u32 = 2;
@@ -208,6 +211,21 @@ impl Request<'_> {
         // slices' own, and the kernel writes to the log only.
         unsafe { new_fd(BPF_PROG_LOAD, &mut attributes) }
     }
+}
+
+/// Runs a loaded raw tracepoint program once, with this as its first argument (`BPF_PROG_TEST_RUN`, since 5.10).
+pub(super) fn run_once(program: BorrowedFd<'_>, argument: u64) -> io::Result<()> {
+    // As many as a tracepoint has at most (`MAX_BPF_FUNC_ARGS`).
+    let mut context = [0_u64; 12];
+    context[0] = argument;
+    let mut attributes = RunAttributes {
+        prog_fd: u32::try_from(program.as_raw_fd()).map_err(io::Error::other)?,
+        ctx_size_in: size_of_val(&context) as u32,
+        ctx_in: context.as_ptr().expose_provenance() as u64,
+        ..RunAttributes::default()
+    };
+    // SAFETY: the context outlives the call, which only reads it.
+    unsafe { bpf(BPF_PROG_TEST_RUN, &mut attributes) }.map(drop)
 }
 
 /// Attaches a loaded tracing program: for these programs `BPF_RAW_TRACEPOINT_OPEN` without a name does that.
@@ -402,6 +420,34 @@ pub(super) fn entries<const KEY: usize, const VALUE: usize>(
     }
 }
 
+/// Writes the only value of an array, whose size is that of `value`.
+pub(super) fn fill(map: BorrowedFd<'_>, value: &[u8]) -> io::Result<()> {
+    let key = 0_u32;
+    let mut attributes = ElementAttributes {
+        map_fd: u32::try_from(map.as_raw_fd()).map_err(io::Error::other)?,
+        key: (&raw const key).expose_provenance() as u64,
+        value: value.as_ptr().expose_provenance() as u64,
+        ..ElementAttributes::default()
+    };
+    // SAFETY: the key and the value outlive the call, which only reads them; the map was made for values of this size.
+    unsafe { bpf(BPF_MAP_UPDATE_ELEM, &mut attributes) }.map(drop)
+}
+
+/// Makes a map constant for this process: the verifier then knows its numbers (since 5.2).
+pub(super) fn freeze(map: BorrowedFd<'_>) -> io::Result<()> {
+    let map_fd = u32::try_from(map.as_raw_fd()).map_err(io::Error::other)?;
+    let mut attributes = MapAttributes { map_fd };
+    // SAFETY: no pointer is passed.
+    unsafe { bpf(BPF_MAP_FREEZE, &mut attributes) }.map(drop)
+}
+
+/// The size of a page, bytes.
+pub(super) fn page_bytes() -> u32 {
+    // SAFETY: it reads a number of the system.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    u32::try_from(bytes).unwrap_or(4096)
+}
+
 /// The values of an array that was made with `BPF_F_MMAPABLE` (since 5.5), in this process's memory: read without system
 /// calls while programs write them.
 #[derive(Debug)]
@@ -527,6 +573,42 @@ struct BtfAttributes {
     reserved: u32,
 }
 
+/// The part of `union bpf_attr` for `BPF_MAP_UPDATE_ELEM`.
+#[derive(Default)]
+#[repr(C)]
+struct ElementAttributes {
+    map_fd: u32,
+    reserved: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+#[repr(C)]
+struct MapAttributes {
+    map_fd: u32,
+}
+
+/// The part of `union bpf_attr` for `BPF_PROG_TEST_RUN`.
+#[derive(Default)]
+#[repr(C)]
+struct RunAttributes {
+    prog_fd: u32,
+    retval: u32,
+    data_size_in: u32,
+    data_size_out: u32,
+    data_in: u64,
+    data_out: u64,
+    repeat: u32,
+    duration: u32,
+    ctx_size_in: u32,
+    ctx_size_out: u32,
+    ctx_in: u64,
+    ctx_out: u64,
+    flags: u32,
+    cpu: u32,
+}
+
 #[repr(C)]
 struct RawTracepointAttributes {
     name: u64,
@@ -634,6 +716,9 @@ struct LinkInfo {
 
 impl Attributes for ProgramAttributes {}
 impl Attributes for BtfAttributes {}
+impl Attributes for ElementAttributes {}
+impl Attributes for MapAttributes {}
+impl Attributes for RunAttributes {}
 impl Attributes for KprobeMultiAttributes {}
 impl Attributes for EventLinkAttributes {}
 impl Attributes for RawTracepointAttributes {}
@@ -662,6 +747,9 @@ mod tests {
             offset_of!(BtfAttributes, log_level),
             offset_of!(bpf_attr, __bindgen_anon_7.btf_log_level)
         );
+        assert_eq!(offset_of!(RunAttributes, ctx_in), offset_of!(bpf_attr, test.ctx_in));
+        assert_eq!(offset_of!(RunAttributes, cpu), offset_of!(bpf_attr, test.cpu));
+        assert_eq!(offset_of!(ElementAttributes, flags), offset_of!(bpf_attr, __bindgen_anon_2.flags));
         assert_eq!(offset_of!(BatchAttributes, map_fd), offset_of!(bpf_attr, batch.map_fd));
         assert_eq!(offset_of!(BatchAttributes, flags), offset_of!(bpf_attr, batch.flags));
         assert_eq!(offset_of!(BtfInfo, kernel_btf), 28);

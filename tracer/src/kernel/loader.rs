@@ -1,39 +1,29 @@
-//! Loads and attaches the programs of hooks, without what this trace does not call.
+//! Loads and attaches the programs of hooks.
 //!
 //! aya loads fentry programs for functions of vmlinux only. Conntrack, NAT and IPVS are modules in distributions' kernels:
 //! there the program must be loaded with a file descriptor of the module's BTF (`attach_btf_obj_fd` of `bpf(2)`, since 5.11).
 //! It has no kprobe.multi links (since 5.18), which need no perf event, and shows no link of its kprobes, whose count of missed
-//! runs is read. Maps, globals and the program on demand stay aya's, and the instructions come from the same object, into which aya-obj puts aya's maps. The plan decides
-//! which program goes to which function; `bpf` makes the system calls.
-
-mod stubs;
+//! runs is read. The plan decides which program goes to which function, `object` has made them ready, and `bpf` makes the system
+//! calls.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     io,
     os::fd::{AsFd as _, AsRawFd, OwnedFd},
 };
 
-use aya::{
-    Ebpf,
-    maps::{Map, MapData},
-};
 use aya_obj::Object;
 use tracer_ebpf::Hook;
-use tracing::debug;
 
 use super::{
     bpf::{self, Functions, Place, Purpose, Request},
     environment::LOCKDOWN_REMEDY,
     plan::FentryTarget,
 };
-use crate::error::sentence;
 
 /// Why a program could not be attached this way.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LoadError {
-    #[error("the eBPF object cannot be prepared: {0}")]
-    Object(String),
     #[error("the eBPF object has no program {0}")]
     NoProgram(&'static str),
     #[error("cannot find the BTF of the module {module}: {error}")]
@@ -59,7 +49,7 @@ pub(super) struct Link {
     pub(super) link: OwnedFd,
 }
 
-/// The object's programs, ready to be loaded.
+/// The object's programs.
 #[derive(Debug)]
 pub(super) struct Loader {
     object: Object,
@@ -70,42 +60,8 @@ pub(super) struct Loader {
 }
 
 impl Loader {
-    /// Takes the programs out of `object` and puts the maps of `ebpf`, which was loaded from the same bytes, into them.
-    ///
-    /// The functions in `uncalled` are left out, with their calls. The read-only data that forbids these would let the verifier
-    /// remove them, but only after it has looked at the functions: on 7.2 (`bpf_compute_subprog_arg_access`) that took most of
-    /// the time to attach.
-    pub(super) fn new(object: &[u8], ebpf: &Ebpf, uncalled: &[&str]) -> Result<Self, LoadError> {
-        let unusable = |error: &(dyn std::error::Error + 'static)| LoadError::Object(sentence(error));
-        let mut object = Object::parse(object).map_err(|error| unusable(&error))?;
-        let maps: Vec<_> = object
-            .maps
-            .iter()
-            .filter_map(|(name, map)| {
-                let fd = data(ebpf.map(name)?)?.fd().as_fd().as_raw_fd();
-                Some((name.clone(), fd, map.clone()))
-            })
-            .collect();
-        let sections: HashSet<usize> = object.functions.keys().map(|(section, _)| *section).collect();
-        object
-            .relocate_maps(maps.iter().map(|(name, fd, map)| (name.as_str(), *fd, map)), &sections)
-            .map_err(|error| unusable(&error))?;
-        for function in object.functions.values_mut() {
-            if uncalled.contains(&function.name.as_str()) {
-                stubs::make(function);
-            }
-        }
-        object.relocate_calls(&sections).map_err(|error| unusable(&error))?;
-        object.functions.values_mut().for_each(stubs::remove);
-        let btf = match aya::features().btf() {
-            Some(features) => object.fixup_and_sanitize_btf(features).map_err(|error| unusable(&error))?,
-            None => None,
-        };
-        let btf = btf.and_then(|btf| {
-            let refused = |error: &io::Error| debug!(%error, "the kernel refused the object's BTF");
-            bpf::load_btf(&btf.to_bytes()).inspect_err(refused).ok()
-        });
-        Ok(Self { object, btf, modules: HashMap::new() })
+    pub(super) fn new(object: Object, btf: Option<OwnedFd>) -> Self {
+        Self { object, btf, modules: HashMap::new() }
     }
 
     /// Loads the program for the function and attaches it by fentry, or fexit.
@@ -177,6 +133,11 @@ impl Loader {
         Ok(Link { program, link })
     }
 
+    /// Loads the program, and attaches it to nothing.
+    pub(super) fn load_on_demand(&self, name: &'static str) -> Result<OwnedFd, LoadError> {
+        self.load(name, Purpose::RawTracepoint)
+    }
+
     fn load(&self, name: &'static str, purpose: Purpose) -> Result<OwnedFd, LoadError> {
         let missing = || LoadError::NoProgram(name);
         let program = self.object.programs.get(name).ok_or_else(missing)?;
@@ -215,21 +176,6 @@ impl Loader {
     }
 }
 
-/// The map's own handle, for the kinds of map in the object.
-fn data(map: &Map) -> Option<&MapData> {
-    match map {
-        Map::Array(data)
-        | Map::HashMap(data)
-        | Map::LruHashMap(data)
-        | Map::PerCpuArray(data)
-        | Map::PerCpuHashMap(data)
-        | Map::PerCpuLruHashMap(data)
-        | Map::PerfEventArray(data)
-        | Map::RingBuf(data) => Some(data),
-        _ => None,
-    }
-}
-
 /// Enough for the end of the verifier's log.
 const LOG_BYTES: usize = 1 << 20;
 
@@ -241,7 +187,7 @@ const STATISTICS: [&str; 3] = ["verification time ", "stack depth ", "processed 
 const LOCKED_DOWN: &str = "cannot use helper bpf_probe_read";
 
 /// The last line of the verifier's log that is not a count, and its meaning where that is known.
-pub(super) fn last_line(log: &[u8]) -> Option<String> {
+fn last_line(log: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(log.split(|byte| *byte == 0).next()?).into_owned();
     let is_statistics = |line: &str| STATISTICS.iter().any(|start| line.starts_with(start));
     let line = text.lines().map(str::trim).rfind(|line| !line.is_empty() && !is_statistics(line))?;

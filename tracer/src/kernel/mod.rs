@@ -33,6 +33,8 @@ mod messages;
 #[cfg(target_os = "linux")]
 mod modules;
 #[cfg(target_os = "linux")]
+mod object;
+#[cfg(target_os = "linux")]
 pub(crate) mod recorder;
 #[cfg(target_os = "linux")]
 pub(crate) mod tracer;

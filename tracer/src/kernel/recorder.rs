@@ -9,10 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aya::{
-    Ebpf, EbpfLoader,
-    maps::{Array, HashMap, Map, MapData, PerCpuArray},
-};
+use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray};
 use tracer_ebpf::{
     Bucket, BucketKey, CountKey, DECISIONS_PER_SET, Decision, DecisionSet, End, SUPPRESSED_EVENTS, Tally,
     UNCOUNTED, map,
@@ -25,6 +22,7 @@ use super::{
     decode::{AF_INET, AF_INET6, bytes_at, ip_at, u16_at},
     encode::put,
     keys::{self, KeySet},
+    object::Settings,
 };
 use crate::net::{Netns, Protocol};
 
@@ -109,20 +107,20 @@ pub(super) struct Numbers {
 
 impl Numbers {
     /// Turns the recorder on. Otherwise it is off, and its maps have room for one entry.
-    pub(super) fn set<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
-        loader.override_global("RECORDER", &self.on, true);
-        loader.override_global("SAMPLE_BELOW", &self.sample_below, true);
-        loader.override_global("BUCKET_EVENT_NS", &self.event_ns, true);
-        loader.override_global("BUCKET_FULL_NS", &self.full_ns, true);
-        loader.override_global("DECISIONS_MASK", &self.decisions_mask, true);
-        loader.override_global("TALLIES_MASK", &self.tallies_mask, true);
-        loader.map_max_entries(map::DECISIONS, self.options.decision_sets());
-        loader.map_max_entries(map::CHOICES, self.options.choices.max(1));
-        loader.map_max_entries(map::COUNTS, self.options.counts.max(1));
-        loader.map_max_entries(map::TALLIES, self.options.tallies());
-        loader.map_max_entries(map::TALLY_OWNERS, self.options.tallies());
-        loader.map_max_entries(map::SERVICES, self.options.services.max(1));
-        loader.map_max_entries(map::BUCKETS, BUCKETS);
+    pub(super) fn set(&self, settings: &mut Settings) {
+        settings.set("RECORDER", self.on);
+        settings.set("SAMPLE_BELOW", self.sample_below);
+        settings.set("BUCKET_EVENT_NS", self.event_ns);
+        settings.set("BUCKET_FULL_NS", self.full_ns);
+        settings.set("DECISIONS_MASK", self.decisions_mask);
+        settings.set("TALLIES_MASK", self.tallies_mask);
+        settings.size(map::DECISIONS, self.options.decision_sets());
+        settings.size(map::CHOICES, self.options.choices.max(1));
+        settings.size(map::COUNTS, self.options.counts.max(1));
+        settings.size(map::TALLIES, self.options.tallies());
+        settings.size(map::TALLY_OWNERS, self.options.tallies());
+        settings.size(map::SERVICES, self.options.services.max(1));
+        settings.size(map::BUCKETS, BUCKETS);
     }
 }
 
@@ -172,27 +170,30 @@ pub(super) struct Recorder {
 }
 
 impl Recorder {
-    pub(super) fn take(ebpf: &mut Ebpf, options: RecorderOptions) -> Result<Self, AttachError> {
-        fn map(ebpf: &mut Ebpf, name: &'static str) -> Result<Map, AttachError> {
-            ebpf.take_map(name).ok_or(AttachError::Map { name })
+    pub(super) fn take(
+        maps: &mut StdMap<String, Map>,
+        options: RecorderOptions,
+    ) -> Result<Self, AttachError> {
+        fn map(maps: &mut StdMap<String, Map>, name: &'static str) -> Result<Map, AttachError> {
+            maps.remove(name).ok_or(AttachError::Map { name })
         }
-        let tallies = map(ebpf, map::TALLIES)?;
+        let tallies = map(maps, map::TALLIES)?;
         let tallies_now = match &tallies {
             Map::Array(data) => bpf::MappedArray::map(data).map_err(AttachError::Tallies)?,
             _ => return Err(AttachError::Map { name: map::TALLIES }),
         };
         Ok(Self {
-            decisions: Array::try_from(map(ebpf, map::DECISIONS)?)
+            decisions: Array::try_from(map(maps, map::DECISIONS)?)
                 .map_err(|_| AttachError::Map { name: map::DECISIONS })?,
-            services: HashMap::try_from(map(ebpf, map::SERVICES)?)
+            services: HashMap::try_from(map(maps, map::SERVICES)?)
                 .map_err(|_| AttachError::Map { name: map::SERVICES })?,
-            counts: map(ebpf, map::COUNTS)?,
+            counts: map(maps, map::COUNTS)?,
             tallies,
             tallies_now,
-            tally_owners: HashMap::try_from(map(ebpf, map::TALLY_OWNERS)?)
+            tally_owners: HashMap::try_from(map(maps, map::TALLY_OWNERS)?)
                 .map_err(|_| AttachError::Map { name: map::TALLY_OWNERS })?,
-            buckets: map(ebpf, map::BUCKETS)?,
-            suppressed: PerCpuArray::try_from(map(ebpf, map::SUPPRESSED)?)
+            buckets: map(maps, map::BUCKETS)?,
+            suppressed: PerCpuArray::try_from(map(maps, map::SUPPRESSED)?)
                 .map_err(|_| AttachError::Map { name: map::SUPPRESSED })?,
             present: KeySet::default(),
             refused: 0,

@@ -11,10 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aya::{
-    maps::{MapData, MapError, PerCpuArray, RingBuf},
-    programs::{Program, RawTracePointRunOptions, TestRun as _},
-};
+use aya::maps::{MapData, MapError, PerCpuArray, RingBuf};
 use tokio::io::{Interest, unix::AsyncFd};
 use tracer_ebpf::{Attach, HOOK_SLOTS, Hook, LOST_ANY, map};
 use tracing::{debug, info, warn};
@@ -106,7 +103,7 @@ impl Tracer {
         options: &Options,
     ) -> Result<Self, AttachError> {
         let mut attached = attach::attach(plan, &layout, options)?;
-        let mut map = |name| attached.ebpf.take_map(name).ok_or(AttachError::Map { name });
+        let mut map = |name| attached.maps.remove(name).ok_or(AttachError::Map { name });
         let ring =
             RingBuf::try_from(map(map::EVENTS)?).map_err(|_| AttachError::Map { name: map::EVENTS })?;
         let lost =
@@ -117,8 +114,8 @@ impl Tracer {
         let ring = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) }
             .map_err(|error| AttachError::Ring(error.into()))?;
         let recorder =
-            options.recorder.map(|options| Recorder::take(&mut attached.ebpf, options)).transpose()?;
-        let messages = attach::reads_messages().then(|| Messages::read(&mut attached.ebpf)).transpose()?;
+            options.recorder.map(|options| Recorder::take(&mut attached.maps, options)).transpose()?;
+        let messages = attached.messages.as_mut().map(Messages::read).transpose()?;
         // Hooks attach one after the other; observations from before the last of them are incomplete.
         let armed_at = clock::now();
         let clock_offset_ns = clock::offset_ns();
@@ -296,18 +293,12 @@ impl Tracer {
     /// [`Hook::EntryReread`]. If an address now holds another entry, that one is reported. Returns how many could not
     /// be read.
     pub(crate) fn reread(&mut self, entries: &[u64]) -> usize {
-        let Attach::OnDemand(name) = Hook::EntryReread.spec().attach else { return entries.len() };
         if entries.is_empty() || !self.attached.hooks.contains(&Hook::EntryReread) {
             return entries.len();
         }
-        let Some(Program::RawTracePoint(program)) = self.attached.ebpf.program_mut(name) else {
-            return entries.len();
-        };
         let mut failed = 0;
         for entry in entries {
-            let mut options = RawTracePointRunOptions::new();
-            options.args[0] = *entry;
-            if let Err(error) = program.test_run(options) {
+            if let Err(error) = self.attached.run(Hook::EntryReread, *entry) {
                 failed += 1;
                 debug!(entry, "a conntrack entry could not be read again: {}", sentence(&error));
             }

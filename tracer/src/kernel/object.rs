@@ -1,0 +1,196 @@
+//! The eBPF object made ready for a trace: its numbers set, its maps made, and its programs linked to them.
+//!
+//! In the place of aya's loader, which first parses all of vmlinux's BTF (a third of a trace's start) and probes for features
+//! that no kernel with ring buffers lacks. The maps are aya's, and so are the parser and the linker (aya-obj).
+
+mod stubs;
+
+use std::{
+    collections::{HashMap, HashSet},
+    io,
+    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
+};
+
+use aya::{
+    Ebpf, EbpfError, EbpfLoader,
+    maps::{Map, MapData, MapError},
+};
+use aya_obj::{EbpfSectionKind, Object, btf::BtfFeatures, generated::bpf_map_type as Kind};
+use tracer_ebpf::map;
+use tracing::debug;
+
+use super::bpf;
+use crate::error::sentence;
+
+/// What a trace sets in the object before it is loaded.
+#[derive(Debug)]
+pub(super) struct Settings {
+    globals: Vec<(&'static str, Vec<u8>)>,
+    sizes: HashMap<&'static str, u32>,
+    with_messages: bool,
+    uncalled: Vec<&'static str>,
+}
+
+/// Why the object cannot be made ready.
+#[derive(Debug, thiserror::Error)]
+pub enum ObjectError {
+    #[error("{0}")]
+    Unusable(String),
+    #[error("its map {name} cannot be made: {error}")]
+    Map { name: String, error: MapError },
+    #[error("its map {name} cannot be filled: {error}")]
+    Fill { name: String, error: io::Error },
+    #[error("its debug lines cannot be read: {}", sentence(.0))]
+    Messages(Box<EbpfError>),
+}
+
+/// The object, ready to be loaded program by program.
+pub(super) struct Prepared {
+    pub(super) object: Object,
+    /// The object's BTF in the kernel; `None` where the kernel takes none.
+    pub(super) btf: Option<OwnedFd>,
+    pub(super) maps: HashMap<String, Map>,
+    /// Has the map of the debug lines, for the library that reads it.
+    pub(super) messages: Option<Ebpf>,
+}
+
+impl Settings {
+    /// `with_messages`: the programs' debug lines are read. `uncalled`: functions that the programs do not call with the numbers
+    /// that follow. The verifier would remove them too, but only after it has looked at them: on 7.2
+    /// (`bpf_compute_subprog_arg_access`) that took most of the time to attach.
+    pub(super) fn new(with_messages: bool, uncalled: Vec<&'static str>) -> Self {
+        Self { globals: Vec::new(), sizes: HashMap::new(), with_messages, uncalled }
+    }
+
+    /// Sets a number of the kernel half's.
+    pub(super) fn set(&mut self, name: &'static str, value: impl Number) {
+        self.globals.push((name, value.bytes()));
+    }
+
+    /// Sets how many entries a map has room for, or a ring buffer's bytes.
+    pub(super) fn size(&mut self, map: &'static str, size: u32) {
+        self.sizes.insert(map, size);
+    }
+}
+
+/// A number, or a list of them, as the kernel half has it.
+pub(super) trait Number {
+    fn bytes(self) -> Vec<u8>;
+}
+
+impl Number for u8 {
+    fn bytes(self) -> Vec<u8> {
+        vec![self]
+    }
+}
+
+impl Number for u32 {
+    fn bytes(self) -> Vec<u8> {
+        self.to_ne_bytes().to_vec()
+    }
+}
+
+impl Number for u64 {
+    fn bytes(self) -> Vec<u8> {
+        self.to_ne_bytes().to_vec()
+    }
+}
+
+impl Number for [u64; 4] {
+    fn bytes(self) -> Vec<u8> {
+        self.iter().flat_map(|word| word.to_ne_bytes()).collect()
+    }
+}
+
+/// Makes the object ready.
+pub(super) fn prepare(bytes: &[u8], settings: &Settings) -> Result<Prepared, ObjectError> {
+    let unusable = |error: &(dyn std::error::Error + 'static)| ObjectError::Unusable(sentence(error));
+    let mut object = Object::parse(bytes).map_err(|error| unusable(&error))?;
+    let globals = settings.globals.iter().map(|(name, value)| (*name, (value.as_slice(), true)));
+    object.patch_map_data(globals.collect()).map_err(|error| unusable(&error))?;
+    // What every kernel since 5.10 knows: functions, those checked by themselves, and sections.
+    let features = BtfFeatures::new(true, true, true, false, false, false, false, false);
+    let btf = object.fixup_and_sanitize_btf(&features).map_err(|error| unusable(&error))?;
+    let btf = btf.and_then(|btf| {
+        let refused = |error: &io::Error| debug!(%error, "the kernel refused the object's BTF");
+        bpf::load_btf(&btf.to_bytes()).inspect_err(refused).ok()
+    });
+    let mut messages = settings.with_messages.then(|| read_messages(bytes, settings)).transpose()?;
+    let mut maps = HashMap::new();
+    let mut linked = Vec::new();
+    for (name, mut map) in object.maps.drain() {
+        let is_ring = map.map_type() == Kind::BPF_MAP_TYPE_RINGBUF as u32;
+        let wanted = settings.sizes.get(name.as_str()).copied();
+        let size = wanted.unwrap_or_else(|| map.max_entries());
+        map.set_max_entries(if is_ring { size.max(bpf::page_bytes()).next_power_of_two() } else { size });
+        let shared = messages.as_mut().filter(|_| name == map::MESSAGES);
+        let fd = if let Some(shared) = shared.and_then(|ebpf| data(ebpf.map(map::MESSAGES)?)) {
+            shared.fd().as_fd().as_raw_fd()
+        } else {
+            let made = make(&name, map.clone(), btf.as_ref())?;
+            let fd = data(&made).map(|data| data.fd().as_fd().as_raw_fd());
+            let fd = fd.ok_or_else(|| ObjectError::Unusable(format!("its map {name} is of another kind")))?;
+            maps.insert(name.clone(), made);
+            fd
+        };
+        linked.push((name, fd, map));
+    }
+    let sections: HashSet<usize> = object.functions.keys().map(|(section, _)| *section).collect();
+    object
+        .relocate_maps(linked.iter().map(|(name, fd, map)| (name.as_str(), *fd, map)), &sections)
+        .map_err(|error| unusable(&error))?;
+    for function in object.functions.values_mut() {
+        if settings.uncalled.contains(&function.name.as_str()) {
+            stubs::make(function);
+        }
+    }
+    object.relocate_calls(&sections).map_err(|error| unusable(&error))?;
+    object.functions.values_mut().for_each(stubs::remove);
+    Ok(Prepared { object, btf, maps, messages })
+}
+
+/// Makes a map, with its numbers if it is a section of them.
+fn make(name: &str, map: aya_obj::Map, btf: Option<&OwnedFd>) -> Result<Map, ObjectError> {
+    let (numbers, kind) = (map.data().to_vec(), map.map_type());
+    let is_constant = map.section_kind() == EbpfSectionKind::Rodata;
+    let made = MapData::create(map, name, btf.map(|btf| btf.as_fd()));
+    let made = made.map_err(|error| ObjectError::Map { name: name.to_owned(), error })?;
+    let failed = |error| ObjectError::Fill { name: name.to_owned(), error };
+    if !numbers.is_empty() {
+        bpf::fill(made.fd().as_fd(), &numbers).map_err(failed)?;
+    }
+    if is_constant {
+        bpf::freeze(made.fd().as_fd()).map_err(failed)?;
+    }
+    Ok(match Kind::try_from(kind) {
+        Ok(Kind::BPF_MAP_TYPE_HASH) => Map::HashMap(made),
+        Ok(Kind::BPF_MAP_TYPE_LRU_HASH) => Map::LruHashMap(made),
+        Ok(Kind::BPF_MAP_TYPE_ARRAY) => Map::Array(made),
+        Ok(Kind::BPF_MAP_TYPE_PERCPU_ARRAY) => Map::PerCpuArray(made),
+        Ok(Kind::BPF_MAP_TYPE_RINGBUF) => Map::RingBuf(made),
+        _ => Map::Unsupported(made),
+    })
+}
+
+/// The map's own handle, for the kinds of map in the object.
+fn data(map: &Map) -> Option<&MapData> {
+    match map {
+        Map::Array(data)
+        | Map::HashMap(data)
+        | Map::LruHashMap(data)
+        | Map::PerCpuArray(data)
+        | Map::RingBuf(data) => Some(data),
+        _ => None,
+    }
+}
+
+/// The object as aya loads it: the reader of debug lines takes its map from there.
+fn read_messages(bytes: &[u8], settings: &Settings) -> Result<Ebpf, ObjectError> {
+    let mut loader = EbpfLoader::new();
+    loader.btf(None);
+    for (map, size) in &settings.sizes {
+        // Only the map of the debug lines is used.
+        loader.map_max_entries(map, if *map == map::MESSAGES { *size } else { 1 });
+    }
+    loader.load(bytes).map_err(|error| ObjectError::Messages(Box::new(error)))
+}
