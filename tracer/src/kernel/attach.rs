@@ -21,7 +21,7 @@ use super::{
     bpf::{self, Place},
     keys::{self, KeySet},
     layout::{FIELDS, Layout},
-    loader::{Link, LoadError, Loader},
+    loader::{Link, LoadError, Loader, PERF_EVENTS_REFUSED},
     object::{self, ObjectError, Prepared, Settings},
     plan::{FentryTarget, HookPlan, Tier},
     recorder::RecorderOptions,
@@ -32,9 +32,6 @@ use crate::error::{Hint, sentence};
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("VIPTRACE_BPF_OBJECT"));
 #[cfg(viptrace_without_bpf)]
 static OBJECT: &[u8] = &[];
-
-/// What an error says where the kernel refuses perf events.
-const PERF_EVENTS_REFUSED: &str = "perf events are refused";
 
 /// The target of the debug lines that programs write.
 pub(super) const MESSAGES: &str = "viptrace::bpf";
@@ -180,6 +177,7 @@ impl Attached {
         let is_gone = |hook: &Hook| hook.spec().module == Some(module);
         let gone = self.hooks.extract_if(.., |hook| is_gone(hook)).collect();
         self.programs.retain(|(hook, _)| !is_gone(hook));
+        self.by_kprobe_multi.retain(|index| Hook::ALL.get(*index).is_none_or(|hook| !is_gone(hook)));
         self.loader.forget(module);
         gone
     }
@@ -228,8 +226,7 @@ impl Attached {
     }
 
     /// By perf events, which some kernels refuse to a process without `CAP_SYS_ADMIN` (`kernel.perf_event_paranoid` above 2, a
-    /// patch of Debian and Ubuntu), or else by kprobe.multi links. The other way round where the kernel preempts programs, so
-    /// that kprobes reach most functions: 7.2 makes a kprobe.multi link in less time than a perf event, 6.12 in more.
+    /// patch of Debian and Ubuntu), or else by kprobe.multi links. A kernel that makes links quickly gets the links first.
     fn attach_kprobes(
         &mut self,
         plan: &HookPlan,
@@ -245,7 +242,7 @@ impl Attached {
             let refused = attached.attach_kprobe_multi(plan, hook, programs, symbol);
             refused.map_err(|refused| format!("by a kprobe.multi link: {refused}"))
         };
-        let attached = if plan.preempts_programs() {
+        let attached = if plan.has_quick_links() {
             by_link(self).or_else(|why| by_event(self).map_err(|last| format!("{last}; {why}")))
         } else {
             by_event(self).or_else(|why| by_link(self).map_err(|last| format!("{why}; {last}")))

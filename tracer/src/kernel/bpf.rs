@@ -274,15 +274,14 @@ pub(super) fn open_kprobe_event(symbol: &str, place: Place) -> io::Result<OwnedF
     const CPU: c_long = 0;
     const NO_GROUP: c_long = -1;
     // The number of this kind of event is the kernel's choice (Documentation/ABI/testing/sysfs-bus-event_source-devices-*).
-    let kind = fs::read_to_string("/sys/bus/event_source/devices/kprobe/type")?;
+    let kind = fs::read_to_string("/sys/bus/event_source/devices/kprobe/type")
+        .map_err(|error| io::Error::new(io::ErrorKind::Unsupported, error))?;
     let symbol = CString::new(symbol).map_err(io::Error::other)?;
     let mut attributes = EventAttributes {
         kind: kind.trim().parse().map_err(io::Error::other)?,
         size: size_of::<EventAttributes>() as u32,
         // `format/retprobe`.
         config: u64::from(place == Place::Exit),
-        sample_period: 1,
-        wakeup_events: 1,
         function: symbol.as_ptr().expose_provenance() as u64,
         ..EventAttributes::default()
     };

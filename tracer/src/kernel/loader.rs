@@ -2,9 +2,9 @@
 //!
 //! aya loads fentry programs for functions of vmlinux only. Conntrack, NAT and IPVS are modules in distributions' kernels:
 //! there the program must be loaded with a file descriptor of the module's BTF (`attach_btf_obj_fd` of `bpf(2)`, since 5.11).
-//! It has no kprobe.multi links (since 5.18), which need no perf event, and shows no link of its kprobes, whose count of missed
-//! runs is read. The plan decides which program goes to which function, `object` has made them ready, and `bpf` makes the system
-//! calls.
+//! It has no kprobe.multi links (since 5.18), which need no perf event, and does not show the links of its kprobes, which count
+//! missed runs. The plan decides which program goes to which function, `object` has made them ready, and `bpf` makes the
+//! system calls.
 
 use std::{
     collections::HashMap,
@@ -20,6 +20,9 @@ use super::{
     environment::LOCKDOWN_REMEDY,
     plan::FentryTarget,
 };
+
+/// The beginning of an error where the kernel refuses perf events.
+pub(super) const PERF_EVENTS_REFUSED: &str = "perf events are refused";
 
 /// Why a program could not be attached this way.
 #[derive(Debug, thiserror::Error)]
@@ -38,7 +41,7 @@ pub(super) enum LoadError {
     NoKprobeMulti,
     #[error("no perf event for {symbol}: {error}")]
     Event { symbol: String, error: io::Error },
-    #[error("perf events are refused: {0}")]
+    #[error("{PERF_EVENTS_REFUSED}: {0}")]
     EventsRefused(io::Error),
 }
 
@@ -123,10 +126,18 @@ impl Loader {
         place: Place,
         symbol: &str,
     ) -> Result<Link, LoadError> {
-        let event = bpf::open_kprobe_event(symbol, place).map_err(|error| match error.kind() {
-            io::ErrorKind::PermissionDenied => LoadError::EventsRefused(error),
-            _ => LoadError::Event { symbol: symbol.to_owned(), error },
-        })?;
+        let event = match bpf::open_kprobe_event(symbol, place) {
+            Ok(event) => event,
+            Err(error) if error.raw_os_error() == Some(libc::EACCES) => {
+                return Err(LoadError::EventsRefused(error));
+            }
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
+                // Under lockdown the verifier has the better reason.
+                self.load(name, Purpose::Kprobe)?;
+                return Err(LoadError::EventsRefused(error));
+            }
+            Err(error) => return Err(LoadError::Event { symbol: symbol.to_owned(), error }),
+        };
         let program = self.load(name, Purpose::Kprobe)?;
         let link = bpf::open_event_link(&program, event)
             .map_err(|error| LoadError::Attach { program: name, error })?;

@@ -31,6 +31,10 @@ pub trait KernelFacts {
     fn has_kprobe_multi(&self) -> bool {
         false
     }
+    /// Whether it makes a kprobe.multi link by name in less time than a perf event, as 7.2 does and 6.12 does not.
+    fn has_quick_links(&self) -> bool {
+        false
+    }
     /// Whether the kernel counts the runs of kprobes' programs that it skips (since 6.7).
     fn counts_skipped_kprobes(&self) -> bool {
         true
@@ -157,6 +161,8 @@ impl PlanLine {
 struct KprobeLinks {
     /// As [`KernelFacts::has_kprobe_multi`].
     are_multi: bool,
+    /// As [`KernelFacts::has_quick_links`].
+    are_quick: bool,
     /// As [`KernelFacts::counts_skipped_kprobes`].
     count_skipped: bool,
 }
@@ -228,6 +234,7 @@ impl HookPlan {
             preempts_programs,
             kprobes: KprobeLinks {
                 are_multi: kernel.has_kprobe_multi(),
+                are_quick: kernel.has_quick_links(),
                 count_skipped: kernel.counts_skipped_kprobes(),
             },
             awaited,
@@ -269,6 +276,11 @@ impl HookPlan {
     /// As [`KernelFacts::has_kprobe_multi`].
     pub fn has_kprobe_multi(&self) -> bool {
         self.kprobes.are_multi
+    }
+
+    /// As [`KernelFacts::has_quick_links`].
+    pub fn has_quick_links(&self) -> bool {
+        self.kprobes.are_quick
     }
 
     /// How the hook with this index is reached.

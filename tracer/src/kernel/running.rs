@@ -193,6 +193,11 @@ impl KernelFacts for RunningKernel {
         self.vmlinux.member("bpf_kprobe_multi_link", "link").is_ok()
     }
 
+    fn has_quick_links(&self) -> bool {
+        // Since 6.14, links are made on the function-graph tracer (kernel/trace/fprobe.c).
+        self.has_kprobe_multi() && self.vmlinux.struct_size("fprobe_hlist").is_ok()
+    }
+
     fn counts_skipped_kprobes(&self) -> bool {
         self.vmlinux.member("bpf_link_info", "kprobe_multi.missed").is_ok()
     }

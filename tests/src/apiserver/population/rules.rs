@@ -54,7 +54,7 @@ impl Population {
     }
 }
 
-/// 16 characters as kube-proxy's hashes have, in base32.
+/// 16 letters, as many as kube-proxy's hashes have.
 fn hash(index: u32, kind: char) -> String {
     let digits = (0..15).map(|place| {
         let digit = u64::from(super::scattered(index)) << 32 | u64::from(index);

@@ -1,6 +1,7 @@
 //! The agent on a node: a trace whose results go to the agent.
 
 use std::{
+    fs,
     path::Path,
     time::{Duration, Instant},
 };
@@ -27,13 +28,14 @@ use crate::{
     recording::{Header, HookState, Recorded},
     report::{Form, Output},
     session::{Judgements, Pair, Pipeline},
+    sighting::Hook,
     time::Timestamp,
 };
 
 /// How often the kernel's counts about the hooks' programs are read.
 const READ_RUNS: Duration = Duration::from_secs(10);
 
-/// How often a module is looked for that the start waits for.
+/// How often the agent looks for the module that it waits for.
 const LOOK_FOR_MODULE: Duration = Duration::from_secs(1);
 
 /// Observes the node until a signal ends it.
@@ -76,22 +78,27 @@ fn check_capabilities(environment: &Environment) -> anyhow::Result<()> {
 /// Waits for the module without which the kernel tracks no connection: on a node that has just started, kube-proxy's first
 /// rules load it, often after the agent has begun. Returns false if a stop request came first.
 async fn wait_for_modules(agent: &Agent, stop: &mut Stop) -> bool {
-    let awaited = || Kernel::inspect(Environment::inspect(), HookSet::Failures, Tiers::Auto).awaited_module();
-    while let Some(module) = awaited() {
-        agent.waits_for(Some(module));
-        let folder = Path::new("/sys/module").join(module);
-        loop {
-            tokio::select! {
-                () = stop.wanted() => return false,
-                () = tokio::time::sleep(LOOK_FOR_MODULE) => {}
-            }
-            if folder.exists() {
-                break;
-            }
+    // On nearly every node it is loaded, and the kernel need not be inspected for it.
+    if Hook::Confirm.spec().module.is_some_and(is_loaded) {
+        return true;
+    }
+    let inspected = Kernel::inspect(Environment::inspect(), HookSet::Failures, Tiers::Auto);
+    let Some(module) = inspected.awaited_module() else { return true };
+    agent.waits_for(Some(module));
+    while !is_loaded(module) {
+        tokio::select! {
+            () = stop.wanted() => return false,
+            () = tokio::time::sleep(LOOK_FOR_MODULE) => {}
         }
     }
     agent.waits_for(None);
     true
+}
+
+/// Whether the module is loaded and has its functions (`show_initstate`, kernel/module/main.c).
+fn is_loaded(module: &str) -> bool {
+    let state = fs::read_to_string(Path::new("/sys/module").join(module).join("initstate"));
+    state.is_ok_and(|state| state.trim() == "live")
 }
 
 /// Makes the kernel measure the run times of programs while the result lives.
@@ -243,8 +250,6 @@ impl Sink for AgentSink<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
 
     #[test]
