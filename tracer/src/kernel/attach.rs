@@ -29,9 +29,9 @@ use super::{
 use crate::error::{Hint, sentence};
 
 #[cfg(not(viptrace_without_bpf))]
-static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("VIPTRACE_BPF_OBJECT"));
+pub(super) static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("VIPTRACE_BPF_OBJECT"));
 #[cfg(viptrace_without_bpf)]
-static OBJECT: &[u8] = &[];
+pub(super) static OBJECT: &[u8] = &[];
 
 /// The target of the debug lines that programs write.
 pub(super) const MESSAGES: &str = "viptrace::bpf";

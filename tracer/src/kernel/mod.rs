@@ -2,7 +2,7 @@
 //!
 //! The only module that uses BPF. All facts about each hook are in `tracer_ebpf`'s table. `btf` reads the kernel's own
 //! description of itself, `environment` reports what this host allows, `layout` and `plan` decide from both (through
-//! `running`), `attach`, `loader` and `bpf` attach, `modules` watches for modules that come and go, `tracer` reads records,
+//! `running`), `object` makes the programs ready, `attach`, `loader` and `bpf` attach them, `modules` watches for modules that come and go, `tracer` reads records,
 //! `messages` reads the programs' log, and `decode` makes sightings. `allocator` bounds the memory that the C library keeps.
 //!
 //! The modules behind `cfg` use the running kernel. The others read what it wrote, also on another system: a recording's

@@ -1,21 +1,25 @@
 //! The eBPF object made ready for a trace: its numbers set, its maps made, and its programs linked to them.
 //!
-//! In the place of aya's loader, which first parses all of vmlinux's BTF (a third of a trace's start) and probes for features
-//! that no kernel with ring buffers lacks. The maps are aya's, and so are the parser and the linker (aya-obj).
+//! It takes the place of aya's loader, which first parses all of vmlinux's BTF (a third of the instructions of a trace's start)
+//! and probes for features that every kernel with ring buffers has. The maps are aya's, and so are the parser and the linker
+//! (aya-obj).
 
 mod stubs;
 
 use std::{
     collections::{HashMap, HashSet},
     io,
-    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
+    os::fd::{AsFd as _, AsRawFd as _, OwnedFd, RawFd},
 };
 
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
     maps::{Map, MapData, MapError},
 };
-use aya_obj::{EbpfSectionKind, Object, btf::BtfFeatures, generated::bpf_map_type as Kind};
+use aya_obj::{
+    EbpfSectionKind, Object, btf::BtfFeatures, generated::bpf_map_type as Kind,
+    relocation::EbpfRelocationError,
+};
 use tracer_ebpf::map;
 use tracing::debug;
 
@@ -135,18 +139,26 @@ pub(super) fn prepare(bytes: &[u8], settings: &Settings) -> Result<Prepared, Obj
         };
         linked.push((name, fd, map));
     }
+    link(&mut object, &linked, &settings.uncalled).map_err(|error| unusable(&error))?;
+    Ok(Prepared { object, btf, maps, messages })
+}
+
+/// Puts the maps, each with its descriptor, and the functions that they call into the programs, without the uncalled ones.
+fn link(
+    object: &mut Object,
+    maps: &[(String, RawFd, aya_obj::Map)],
+    uncalled: &[&str],
+) -> Result<(), EbpfRelocationError> {
     let sections: HashSet<usize> = object.functions.keys().map(|(section, _)| *section).collect();
-    object
-        .relocate_maps(linked.iter().map(|(name, fd, map)| (name.as_str(), *fd, map)), &sections)
-        .map_err(|error| unusable(&error))?;
+    object.relocate_maps(maps.iter().map(|(name, fd, map)| (name.as_str(), *fd, map)), &sections)?;
     for function in object.functions.values_mut() {
-        if settings.uncalled.contains(&function.name.as_str()) {
+        if uncalled.contains(&function.name.as_str()) {
             stubs::make(function);
         }
     }
-    object.relocate_calls(&sections).map_err(|error| unusable(&error))?;
+    object.relocate_calls(&sections)?;
     object.functions.values_mut().for_each(stubs::remove);
-    Ok(Prepared { object, btf, maps, messages })
+    Ok(())
 }
 
 /// Makes a map, with its numbers if it is a section of them.
@@ -193,4 +205,51 @@ fn read_messages(bytes: &[u8], settings: &Settings) -> Result<Ebpf, ObjectError>
         loader.map_max_entries(map, if *map == map::MESSAGES { *size } else { 1 });
     }
     loader.load(bytes).map_err(|error| ObjectError::Messages(Box::new(error)))
+}
+
+#[cfg(test)]
+mod tests {
+    #[cfg(not(viptrace_without_bpf))]
+    #[test]
+    fn a_linked_program_calls_only_its_own_functions() {
+        use std::collections::BTreeSet;
+
+        use tracer_ebpf::function;
+
+        use super::*;
+        use crate::kernel::attach::OBJECT;
+
+        const PSEUDO_CALL: u8 = 1;
+        let uncalled = [&function::MESSAGES[..], &function::OF_RECORDER[..]].concat();
+        let linked = |uncalled: &[&str]| {
+            let mut object = Object::parse(OBJECT).unwrap();
+            let maps: Vec<_> = object.maps.drain().map(|(name, map)| (name, 7, map)).collect();
+            link(&mut object, &maps, uncalled).unwrap();
+            object
+        };
+        let (whole, less) = (linked(&[]), linked(&uncalled));
+        for (name, program) in &less.programs {
+            let [whole, own] = [&whole, &less].map(|object| &object.functions[&program.function_key()]);
+            let begins: BTreeSet<usize> =
+                own.func_info.func_info.iter().map(|function| function.insn_off as usize).collect();
+            assert_eq!((begins.first(), own.func_info.num_info as usize), (Some(&0), begins.len()), "{name}");
+            for (at, call) in own.instructions.iter().enumerate() {
+                if call.code == 0x85 && call.src_reg() == PSEUDO_CALL {
+                    let to = (at + 1).wrapping_add_signed(call.imm as isize);
+                    assert!(begins.contains(&to), "{name}: {at} calls {to}");
+                    assert!(
+                        own.instructions[to].code != 0xb7 || own.instructions[to + 1].code != 0x95,
+                        "{name}"
+                    );
+                }
+            }
+            assert!(own.instructions.len() <= whole.instructions.len(), "{name}");
+        }
+        let sizes = |object: &Object| {
+            let functions =
+                object.programs.values().map(|program| &object.functions[&program.function_key()]);
+            functions.map(|function| function.instructions.len()).sum::<usize>()
+        };
+        assert!(sizes(&less) * 2 < sizes(&whole), "{} of {}", sizes(&less), sizes(&whole));
+    }
 }
