@@ -92,7 +92,7 @@ pub struct AttachGap {
 
 /// The loaded object and the attached hooks of the plan. Dropping it detaches every hook.
 pub(super) struct Attached {
-    /// The object's maps, until somebody takes them.
+    /// The object's maps that no reader has taken.
     pub(super) maps: StdMap<String, Map>,
     /// Where the programs' debug lines are read.
     pub(super) messages: Option<Ebpf>,
@@ -117,7 +117,7 @@ pub(super) struct Attached {
 #[derive(Debug)]
 pub(super) struct Attachment {
     pub(super) program: OwnedFd,
-    /// Its link, unless aya owns that.
+    /// `None` for a program that user space runs.
     pub(super) link: Option<OwnedFd>,
 }
 

@@ -163,6 +163,14 @@ pub(super) fn load_btf(btf: &[u8]) -> io::Result<OwnedFd> {
     unsafe { new_fd(BPF_BTF_LOAD, &mut attributes) }
 }
 
+/// Lifts this process's limit of locked memory, to which kernels before 5.11 charge programs, maps and BTF. Has no effect
+/// without `CAP_SYS_RESOURCE`.
+pub(super) fn lift_memory_limit() {
+    let limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: the limit outlives the call, which only reads it.
+    let _refused = unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) };
+}
+
 impl Request<'_> {
     /// Loads it. The verifier's output goes into `log`, unless that is empty.
     pub(super) fn load(&self, log: &mut [u8]) -> io::Result<OwnedFd> {

@@ -117,7 +117,15 @@ pub(super) fn prepare(bytes: &[u8], settings: &Settings) -> Result<Prepared, Obj
     let btf = object.fixup_and_sanitize_btf(&features).map_err(|error| unusable(&error))?;
     let btf = btf.and_then(|btf| {
         let refused = |error: &io::Error| debug!(%error, "the kernel refused the object's BTF");
-        bpf::load_btf(&btf.to_bytes()).inspect_err(refused).ok()
+        let bytes = btf.to_bytes();
+        let lifted = |error: io::Error| {
+            if error.kind() != io::ErrorKind::PermissionDenied {
+                return Err(error);
+            }
+            bpf::lift_memory_limit();
+            bpf::load_btf(&bytes)
+        };
+        bpf::load_btf(&bytes).or_else(lifted).inspect_err(refused).ok()
     });
     let mut messages = settings.with_messages.then(|| read_messages(bytes, settings)).transpose()?;
     let mut maps = HashMap::new();
