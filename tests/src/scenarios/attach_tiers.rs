@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 use viptrace_class::Class;
 
-use super::{check_kernel::has_kprobe_multi, silent};
+use super::{check_kernel::has_quick_links, silent};
 use crate::{
     expect::{Record, events_left_out},
     invocation::Invocation,
@@ -124,7 +124,7 @@ fn reached_by(tier: &str) -> Result<()> {
     let drop = line_of("early_drop").and_then(|number| checked.stdout.get(number)).map_or("", String::as_str);
     let way = match tier {
         "fentry" => "fexit",
-        _ if has_kprobe_multi()? => "kprobe.multi",
+        _ if has_quick_links()? => "kprobe.multi",
         _ => "kprobe+kretprobe",
     };
     ensure!(drop.contains(way), "early_drop is not reached by {way}: {drop}");

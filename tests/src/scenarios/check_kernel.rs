@@ -43,9 +43,20 @@ pub(super) fn modules_have_btf() -> bool {
 /// Whether the kernel has kprobe.multi links (`CONFIG_FPROBE`, since 5.18): then its BTF names their structure
 /// (`struct bpf_kprobe_multi_link`, `kernel/trace/bpf_trace.c`, Linux 6.12).
 pub(super) fn has_kprobe_multi() -> Result<bool> {
-    const STRUCTURE: &[u8] = b"\0bpf_kprobe_multi_link\0";
+    has_structure("bpf_kprobe_multi_link")
+}
+
+/// Whether viptrace prefers kprobe.multi links to perf events: since 6.14 they are made on the function-graph tracer
+/// (`struct fprobe_hlist`, `kernel/trace/fprobe.c`).
+pub(super) fn has_quick_links() -> Result<bool> {
+    Ok(has_kprobe_multi()? && has_structure("fprobe_hlist")?)
+}
+
+/// Whether the kernel's BTF names this structure.
+fn has_structure(name: &str) -> Result<bool> {
     let btf = fs::read("/sys/kernel/btf/vmlinux").context("reading the kernel's BTF")?;
-    Ok(btf.windows(STRUCTURE.len()).any(|bytes| bytes == STRUCTURE))
+    let name = [b"\0", name.as_bytes(), b"\0"].concat();
+    Ok(btf.windows(name.len()).any(|bytes| bytes == name))
 }
 
 /// Flushes kube-proxy's rules and unloads the module that their REJECT loaded.
