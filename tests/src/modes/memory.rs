@@ -45,7 +45,7 @@ const RUNS: usize = 5;
 /// What the agent runs to list the rules. In this guest it prints a file.
 const LISTER: &str = "iptables-nft-save";
 const RULES: &str = "/run/lab/rules.txt";
-/// Connections that a Pod refuses, each a fault.
+/// Connections to a Service without endpoints, which a rule refuses: the cause may be in the rules.
 const REFUSED: usize = 3;
 /// The values of `/proc/PID/status` that are reported, and their names as metrics.
 const VALUES: [(&str, &str); 5] = [
@@ -148,10 +148,10 @@ fn replace_lister(world: &World) -> Result<String> {
 
 /// Makes connections fail, so that the agent reads the node's rules, and waits until it has judged and tidied up.
 fn with_rules(stage: &Stage<'_>, agent: &Agent) -> Result<Status> {
-    let (from, api) = (stage.place("shop/client-1")?, stage.vip("shop/api", "https")?);
+    let (from, checkout) = (stage.place("shop/client-1")?, stage.vip("shop/checkout", "http")?);
     let failed = Instant::now();
-    client::connect(from, api, REFUSED, 1, Script::exchange())?;
-    let labels = ["service=\"api\"", "class=\"C28\""];
+    client::connect(from, checkout, REFUSED, 1, Script::exchange())?;
+    let labels = ["service=\"checkout\"", "class=\"C20\""];
     Agent::wait_for("viptrace_faults_total", &labels, REFUSED as u64)?;
     wait::until_older_than(failed, TIDIED);
     steady(agent.pid())?;
