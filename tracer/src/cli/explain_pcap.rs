@@ -24,7 +24,7 @@ pub(super) fn run(options: &ExplainPcapOptions, mut printer: Printer) -> anyhow:
         printer.warn(&lack);
     }
     let (mut assembly, mut ending, name) = assemble(options, &recorded)?;
-    if recorded.follow_clock_of(&assembly.beginnings()) {
+    if recorded.follow_clock_of(&assembly) {
         (assembly, ending, _) = assemble(options, &recorded)?;
     }
     for note in recorded.clock_notes() {

@@ -96,8 +96,7 @@ impl Source {
         loop {
             let Some((path, sightings)) = &mut self.file else {
                 let Some(path) = self.paths.pop_front() else { return Ok(None) };
-                let opened = File::open(&path).ok().and_then(|file| Sightings::open(file).ok());
-                self.file = opened.map(|sightings| (path, sightings));
+                self.file = Sightings::of(&path).map(|sightings| (path, sightings));
                 continue;
             };
             match sightings.next_sighting().map_err(|error| UnusableFile::io(path, &error))? {

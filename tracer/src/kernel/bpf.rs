@@ -6,6 +6,8 @@
 
 #![expect(unsafe_code, reason = "neither aya nor libc has a safe call for these requests")]
 
+mod attributes;
+
 use std::{
     collections::HashMap,
     ffi::{CStr, CString, c_long},
@@ -16,6 +18,12 @@ use std::{
 use aya::maps::MapData;
 use aya_obj::generated::{bpf_insn, bpf_prog_info};
 
+use attributes::{
+    Attributes, BatchAttributes, BtfAttributes, BtfInfo, ElementAttributes, EventAttributes,
+    EventLinkAttributes, IdAttributes, InfoAttributes, KprobeMultiAttributes, LinkInfo, MapAttributes,
+    ProgramAttributes, RawTracepointAttributes, RunAttributes,
+};
+
 // Commands of bpf(2) and numbers of its program and attach types, as include/uapi/linux/bpf.h has them.
 const BPF_MAP_UPDATE_ELEM: c_long = 2;
 const BPF_PROG_LOAD: c_long = 5;
@@ -24,8 +32,8 @@ const BPF_OBJ_GET_INFO_BY_FD: c_long = 15;
 const BPF_RAW_TRACEPOINT_OPEN: c_long = 17;
 const BPF_BTF_LOAD: c_long = 18;
 const BPF_BTF_GET_FD_BY_ID: c_long = 19;
-const BPF_BTF_GET_NEXT_ID: c_long = 23;
 const BPF_MAP_FREEZE: c_long = 22;
+const BPF_BTF_GET_NEXT_ID: c_long = 23;
 const BPF_MAP_LOOKUP_BATCH: c_long = 24;
 const BPF_LINK_CREATE: c_long = 28;
 const BPF_PROG_TYPE_KPROBE: u32 = 2;
@@ -534,249 +542,4 @@ unsafe fn bpf<A: Attributes>(command: c_long, attributes: &mut A) -> io::Result<
     // SAFETY: the attributes are valid for reads and writes of their size; the rest is promised by the caller.
     let answer = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attributes, size_of::<A>()) };
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
-}
-
-/// A part of `union bpf_attr`: plain numbers without padding, and no longer than the kernel's. A kernel extends a
-/// shorter one with zeroes.
-trait Attributes {}
-
-/// The part of `union bpf_attr` for `BPF_PROG_LOAD`, up to the last field that is used.
-#[derive(Default)]
-#[repr(C)]
-struct ProgramAttributes {
-    prog_type: u32,
-    insn_cnt: u32,
-    insns: u64,
-    license: u64,
-    log_level: u32,
-    log_size: u32,
-    log_buf: u64,
-    kern_version: u32,
-    prog_flags: u32,
-    prog_name: [u8; 16],
-    prog_ifindex: u32,
-    expected_attach_type: u32,
-    prog_btf_fd: u32,
-    func_info_rec_size: u32,
-    func_info: u64,
-    func_info_cnt: u32,
-    line_info_rec_size: u32,
-    line_info: u64,
-    line_info_cnt: u32,
-    attach_btf_id: u32,
-    attach_btf_obj_fd: u32,
-    reserved: u32,
-}
-
-/// The part of `union bpf_attr` for `BPF_BTF_LOAD`.
-#[derive(Default)]
-#[repr(C)]
-struct BtfAttributes {
-    btf: u64,
-    log_buf: u64,
-    size: u32,
-    log_size: u32,
-    log_level: u32,
-    reserved: u32,
-}
-
-/// The part of `union bpf_attr` for `BPF_MAP_UPDATE_ELEM`.
-#[derive(Default)]
-#[repr(C)]
-struct ElementAttributes {
-    map_fd: u32,
-    reserved: u32,
-    key: u64,
-    value: u64,
-    flags: u64,
-}
-
-#[repr(C)]
-struct MapAttributes {
-    map_fd: u32,
-}
-
-/// The part of `union bpf_attr` for `BPF_PROG_TEST_RUN`.
-#[derive(Default)]
-#[repr(C)]
-struct RunAttributes {
-    prog_fd: u32,
-    retval: u32,
-    data_size_in: u32,
-    data_size_out: u32,
-    data_in: u64,
-    data_out: u64,
-    repeat: u32,
-    duration: u32,
-    ctx_size_in: u32,
-    ctx_size_out: u32,
-    ctx_in: u64,
-    ctx_out: u64,
-    flags: u32,
-    cpu: u32,
-}
-
-#[repr(C)]
-struct RawTracepointAttributes {
-    name: u64,
-    prog_fd: u32,
-    reserved: u32,
-}
-
-#[repr(C)]
-struct IdAttributes {
-    id: u32,
-    next_id: u32,
-    open_flags: u32,
-}
-
-#[repr(C)]
-struct InfoAttributes {
-    bpf_fd: u32,
-    info_len: u32,
-    info: u64,
-}
-
-#[repr(C)]
-struct BatchAttributes {
-    in_batch: u64,
-    out_batch: u64,
-    keys: u64,
-    values: u64,
-    count: u32,
-    map_fd: u32,
-    elem_flags: u64,
-    flags: u64,
-}
-
-/// `struct bpf_btf_info`; its last three fields exist since 5.11, as module BTF does.
-#[derive(Default)]
-#[repr(C)]
-struct BtfInfo {
-    btf: u64,
-    btf_size: u32,
-    id: u32,
-    name: u64,
-    name_len: u32,
-    kernel_btf: u32,
-}
-
-/// The part of `union bpf_attr` for `BPF_LINK_CREATE` with a kprobe.multi program.
-#[derive(Default)]
-#[repr(C)]
-struct KprobeMultiAttributes {
-    prog_fd: u32,
-    target_fd: u32,
-    attach_type: u32,
-    flags: u32,
-    link_flags: u32,
-    count: u32,
-    symbols: u64,
-    addresses: u64,
-    cookies: u64,
-}
-
-/// The part of `union bpf_attr` for `BPF_LINK_CREATE` with a perf event.
-#[derive(Default)]
-#[repr(C)]
-struct EventLinkAttributes {
-    prog_fd: u32,
-    target_fd: u32,
-    attach_type: u32,
-    flags: u32,
-    cookie: u64,
-}
-
-/// `struct perf_event_attr` (`include/uapi/linux/perf_event.h`) up to `PERF_ATTR_SIZE_VER1`, for a kprobe.
-#[derive(Default)]
-#[repr(C)]
-struct EventAttributes {
-    kind: u32,
-    size: u32,
-    config: u64,
-    sample_period: u64,
-    sample_type: u64,
-    read_format: u64,
-    flags: u64,
-    wakeup_events: u32,
-    bp_type: u32,
-    /// Where the function's name is.
-    function: u64,
-    offset: u64,
-}
-
-/// `struct bpf_link_info` of a kprobe's link, as long as the struct is since 6.7.
-#[derive(Default)]
-#[repr(C)]
-struct LinkInfo {
-    kind: u32,
-    id: u32,
-    prog_id: u32,
-    reserved: u32,
-    addresses_or_type: u64,
-    count: u32,
-    flags: u32,
-    missed_by_multi: u64,
-    address: u64,
-    missed_by_event: u64,
-}
-
-impl Attributes for ProgramAttributes {}
-impl Attributes for BtfAttributes {}
-impl Attributes for ElementAttributes {}
-impl Attributes for MapAttributes {}
-impl Attributes for RunAttributes {}
-impl Attributes for KprobeMultiAttributes {}
-impl Attributes for EventLinkAttributes {}
-impl Attributes for RawTracepointAttributes {}
-impl Attributes for IdAttributes {}
-impl Attributes for InfoAttributes {}
-impl Attributes for BatchAttributes {}
-
-#[cfg(test)]
-mod tests {
-    use std::mem::offset_of;
-
-    use aya_obj::generated::{bpf_attr, bpf_link_info};
-
-    use super::*;
-
-    #[test]
-    fn attributes_lie_where_the_kernel_reads_them() {
-        // include/uapi/linux/bpf.h, `union bpf_attr`.
-        assert_eq!(offset_of!(ProgramAttributes, prog_name), 48);
-        assert_eq!(offset_of!(ProgramAttributes, expected_attach_type), 68);
-        assert_eq!(offset_of!(ProgramAttributes, attach_btf_id), 108);
-        assert_eq!(offset_of!(ProgramAttributes, attach_btf_obj_fd), 112);
-        assert!(size_of::<ProgramAttributes>() <= size_of::<bpf_attr>());
-        assert_eq!(offset_of!(BtfAttributes, size), offset_of!(bpf_attr, __bindgen_anon_7.btf_size));
-        assert_eq!(
-            offset_of!(BtfAttributes, log_level),
-            offset_of!(bpf_attr, __bindgen_anon_7.btf_log_level)
-        );
-        assert_eq!(offset_of!(RunAttributes, ctx_in), offset_of!(bpf_attr, test.ctx_in));
-        assert_eq!(offset_of!(RunAttributes, cpu), offset_of!(bpf_attr, test.cpu));
-        assert_eq!(offset_of!(ElementAttributes, flags), offset_of!(bpf_attr, __bindgen_anon_2.flags));
-        assert_eq!(offset_of!(BatchAttributes, map_fd), offset_of!(bpf_attr, batch.map_fd));
-        assert_eq!(offset_of!(BatchAttributes, flags), offset_of!(bpf_attr, batch.flags));
-        assert_eq!(offset_of!(BtfInfo, kernel_btf), 28);
-        assert_eq!(
-            offset_of!(KprobeMultiAttributes, link_flags),
-            offset_of!(bpf_attr, link_create.__bindgen_anon_3)
-        );
-        assert_eq!(offset_of!(KprobeMultiAttributes, symbols), 24);
-        let info = offset_of!(bpf_link_info, __bindgen_anon_1);
-        let multi = offset_of!(LinkInfo, missed_by_multi);
-        assert_eq!((offset_of!(LinkInfo, addresses_or_type), multi), (info, info + 16));
-        // The longest part since 6.7, which counts; later ones are longer.
-        let kprobe = offset_of!(bpf_link_info, __bindgen_anon_1.perf_event.__bindgen_anon_1.kprobe.missed);
-        assert_eq!(offset_of!(LinkInfo, missed_by_event), kprobe);
-        assert_eq!(size_of::<LinkInfo>(), kprobe + size_of::<u64>());
-        assert_eq!(
-            offset_of!(EventLinkAttributes, cookie),
-            offset_of!(bpf_attr, link_create.__bindgen_anon_3)
-        );
-        // `PERF_ATTR_SIZE_VER1`, with `config1` and `config2` at its end.
-        assert_eq!((offset_of!(EventAttributes, function), size_of::<EventAttributes>()), (56, 72));
-    }
 }

@@ -31,7 +31,7 @@ mod loader;
 #[cfg(target_os = "linux")]
 mod messages;
 #[cfg(target_os = "linux")]
-mod modules;
+pub(crate) mod modules;
 #[cfg(target_os = "linux")]
 mod object;
 #[cfg(target_os = "linux")]

@@ -6,7 +6,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     os::unix::fs::MetadataExt as _,
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use tracer_ebpf::Hook;
@@ -58,14 +58,21 @@ impl Modules {
         changes
     }
 
-    /// The inode number of a loaded module's folder. A module that is still being loaded has no functions yet
-    /// (`show_initstate`, kernel/module/main.c), and built-in code has no such file.
+    /// The inode number of a loaded module's folder.
     fn inode(&self, name: &str) -> Option<u64> {
-        let folder = self.root.join("sys/module").join(name);
-        let state = fs::read_to_string(folder.join("initstate")).ok()?;
-        (state.trim() == "live").then_some(())?;
-        fs::metadata(folder).ok().map(|folder| folder.ino())
+        is_live(&self.root, name).then_some(())?;
+        fs::metadata(folder(&self.root, name)).ok().map(|folder| folder.ino())
     }
+}
+
+fn folder(root: &Path, name: &str) -> PathBuf {
+    root.join("sys/module").join(name)
+}
+
+/// Whether a module is loaded below `root`, which holds `sys`. A module that is still being loaded has no functions yet
+/// (`show_initstate`, kernel/module/main.c), and built-in code has no such file.
+pub(crate) fn is_live(root: &Path, name: &str) -> bool {
+    fs::read_to_string(folder(root, name).join("initstate")).is_ok_and(|state| state.trim() == "live")
 }
 
 #[cfg(test)]

@@ -127,7 +127,7 @@ pub(super) fn prepare(bytes: &[u8], settings: &Settings) -> Result<Prepared, Obj
         };
         bpf::load_btf(&bytes).or_else(lifted).inspect_err(refused).ok()
     });
-    let mut messages = settings.with_messages.then(|| read_messages(bytes, settings)).transpose()?;
+    let messages = settings.with_messages.then(|| read_messages(bytes, settings)).transpose()?;
     let mut maps = HashMap::new();
     let mut linked = Vec::new();
     for (name, mut map) in object.maps.drain() {
@@ -135,13 +135,11 @@ pub(super) fn prepare(bytes: &[u8], settings: &Settings) -> Result<Prepared, Obj
         let wanted = settings.sizes.get(name.as_str()).copied();
         let size = wanted.unwrap_or_else(|| map.max_entries());
         map.set_max_entries(if is_ring { size.max(bpf::page_bytes()).next_power_of_two() } else { size });
-        let shared = messages.as_mut().filter(|_| name == map::MESSAGES);
-        let fd = if let Some(shared) = shared.and_then(|ebpf| data(ebpf.map(map::MESSAGES)?)) {
+        let shared = messages.as_ref().filter(|_| name == map::MESSAGES);
+        let fd = if let Some(Map::RingBuf(shared)) = shared.and_then(|ebpf| ebpf.map(map::MESSAGES)) {
             shared.fd().as_fd().as_raw_fd()
         } else {
-            let made = make(&name, map.clone(), btf.as_ref())?;
-            let fd = data(&made).map(|data| data.fd().as_fd().as_raw_fd());
-            let fd = fd.ok_or_else(|| ObjectError::Unusable(format!("its map {name} is of another kind")))?;
+            let (fd, made) = make(&name, map.clone(), btf.as_ref())?;
             maps.insert(name.clone(), made);
             fd
         };
@@ -169,8 +167,8 @@ fn link(
     Ok(())
 }
 
-/// Makes a map, with its numbers if it is a section of them.
-fn make(name: &str, map: aya_obj::Map, btf: Option<&OwnedFd>) -> Result<Map, ObjectError> {
+/// Makes a map, with its numbers if it is a section of them. Returns it with its descriptor.
+fn make(name: &str, map: aya_obj::Map, btf: Option<&OwnedFd>) -> Result<(RawFd, Map), ObjectError> {
     let (numbers, kind) = (map.data().to_vec(), map.map_type());
     let is_constant = map.section_kind() == EbpfSectionKind::Rodata;
     let made = MapData::create(map, name, btf.map(|btf| btf.as_fd()));
@@ -182,26 +180,16 @@ fn make(name: &str, map: aya_obj::Map, btf: Option<&OwnedFd>) -> Result<Map, Obj
     if is_constant {
         bpf::freeze(made.fd().as_fd()).map_err(failed)?;
     }
-    Ok(match Kind::try_from(kind) {
+    let fd = made.fd().as_fd().as_raw_fd();
+    let made = match Kind::try_from(kind) {
         Ok(Kind::BPF_MAP_TYPE_HASH) => Map::HashMap(made),
         Ok(Kind::BPF_MAP_TYPE_LRU_HASH) => Map::LruHashMap(made),
         Ok(Kind::BPF_MAP_TYPE_ARRAY) => Map::Array(made),
         Ok(Kind::BPF_MAP_TYPE_PERCPU_ARRAY) => Map::PerCpuArray(made),
         Ok(Kind::BPF_MAP_TYPE_RINGBUF) => Map::RingBuf(made),
-        _ => Map::Unsupported(made),
-    })
-}
-
-/// The map's own handle, for the kinds of map in the object.
-fn data(map: &Map) -> Option<&MapData> {
-    match map {
-        Map::Array(data)
-        | Map::HashMap(data)
-        | Map::LruHashMap(data)
-        | Map::PerCpuArray(data)
-        | Map::RingBuf(data) => Some(data),
-        _ => None,
-    }
+        _ => return Err(ObjectError::Unusable(format!("its map {name} is of another kind"))),
+    };
+    Ok((fd, made))
 }
 
 /// The object as aya loads it: the reader of debug lines takes its map from there.

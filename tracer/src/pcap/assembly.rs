@@ -9,6 +9,7 @@ use foldhash::fast::RandomState;
 
 use super::{
     MAX_TUPLES, Packet, Recorded, canonical,
+    clock::Beginnings,
     connection::{Connection, SAME_ID},
     head,
     head::{Content, Head, flag},
@@ -82,9 +83,14 @@ impl Assembly {
     }
 
     /// When the connections began of which a SYN was captured, by their tuples in canonical form.
-    pub(crate) fn beginnings(&self) -> Vec<(Tuple, Timestamp)> {
-        let begun = self.connections.iter().filter(|connection| connection.isn.is_some());
-        begun.filter_map(|connection| Some((canonical(connection.tuple), connection.first?))).collect()
+    pub(super) fn beginnings(&self) -> Beginnings {
+        let mut beginnings = Beginnings::default();
+        for connection in self.connections.iter().filter(|connection| connection.isn.is_some()) {
+            if let Some(first) = connection.first {
+                beginnings.add(canonical(connection.tuple), first);
+            }
+        }
+        beginnings
     }
 
     /// The packets without room, in words.

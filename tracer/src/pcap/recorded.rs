@@ -12,7 +12,7 @@ use std::{
 use foldhash::fast::RandomState;
 
 use super::{
-    Tuples, canonical,
+    Assembly, Tuples, canonical,
     clock::{Ahead, Beginnings},
 };
 use crate::{
@@ -104,8 +104,7 @@ impl Recorded {
             is_sampled: false,
         });
         for path in tape.paths() {
-            let opened = File::open(path).ok().and_then(|file| Sightings::open(file).ok());
-            if let Some(mut sightings) = opened {
+            if let Some(mut sightings) = Sightings::of(path) {
                 self.add_sightings(tuples, &mut sightings).map_err(|error| UnusableFile::io(path, &error))?;
             }
         }
@@ -212,11 +211,8 @@ impl Recorded {
 
     /// Compares the clock of the capture with that of each recording, and brings the recordings' times to it. Returns
     /// whether any of them is another clock: then the packets are to be assembled again.
-    pub(crate) fn follow_clock_of(&mut self, beginnings: &[(Tuple, Timestamp)]) -> bool {
-        let mut captured = Beginnings::default();
-        for (key, time) in beginnings {
-            captured.add(*key, *time);
-        }
+    pub(crate) fn follow_clock_of(&mut self, capture: &Assembly) -> bool {
+        let captured = capture.beginnings();
         let mut recorded: Vec<Beginnings> = Vec::new();
         recorded.resize_with(self.recordings.len(), Beginnings::default);
         for (key, found) in

@@ -4,7 +4,9 @@
 //! Judges nothing: that is the [`Player`](super::Player)'s work.
 
 use std::{
+    fs::File,
     io::{self, Read, Seek},
+    path::Path,
     sync::Arc,
 };
 
@@ -37,6 +39,13 @@ pub struct Observed<'a> {
     pub unix: Timestamp,
     /// In the form of the kernel half.
     pub record: &'a [u8],
+}
+
+impl Sightings<File> {
+    /// Those of this file; `None` if it cannot be opened, which a replay of the same files says.
+    pub(crate) fn of(path: &Path) -> Option<Self> {
+        Self::open(File::open(path).ok()?).ok()
+    }
 }
 
 impl<R: Read + Seek> Sightings<R> {

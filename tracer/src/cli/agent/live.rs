@@ -1,7 +1,6 @@
 //! The agent on a node: a trace whose results go to the agent.
 
 use std::{
-    fs,
     path::Path,
     time::{Duration, Instant},
 };
@@ -22,6 +21,7 @@ use crate::{
     },
     kernel::{
         environment::Environment,
+        modules::is_live,
         plan::{HookSet, Tiers},
         tracer::{Tracer, measure_runs},
     },
@@ -78,6 +78,7 @@ fn check_capabilities(environment: &Environment) -> anyhow::Result<()> {
 /// Waits for the module without which the kernel tracks no connection: on a node that has just started, kube-proxy's first
 /// rules load it, often after the agent has begun. Returns false if a stop request came first.
 async fn wait_for_modules(agent: &Agent, stop: &mut Stop) -> bool {
+    let is_loaded = |module: &str| is_live(Path::new("/"), module);
     // On nearly every node it is loaded, and the kernel need not be inspected for it.
     if Hook::Confirm.spec().module.is_some_and(is_loaded) {
         return true;
@@ -93,12 +94,6 @@ async fn wait_for_modules(agent: &Agent, stop: &mut Stop) -> bool {
     }
     agent.waits_for(None);
     true
-}
-
-/// Whether the module is loaded and has its functions (`show_initstate`, kernel/module/main.c).
-fn is_loaded(module: &str) -> bool {
-    let state = fs::read_to_string(Path::new("/sys/module").join(module).join("initstate"));
-    state.is_ok_and(|state| state.trim() == "live")
 }
 
 /// Makes the kernel measure the run times of programs while the result lives.
@@ -250,6 +245,8 @@ impl Sink for AgentSink<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

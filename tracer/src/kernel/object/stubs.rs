@@ -99,7 +99,7 @@ mod tests {
     /// The functions, by place and type.
     type Functions = Vec<(u32, u32)>;
 
-    /// What is left of a program.
+    /// The instructions and functions that remain.
     fn removed(mut instructions: Vec<bpf_insn>, functions: &[u32]) -> (Codes, Functions) {
         let function = |at: &u32| bpf_func_info { insn_off: *at, type_id: *at + 100 };
         let mut functions = functions.iter().map(function).collect();
