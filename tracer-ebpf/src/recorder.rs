@@ -49,6 +49,13 @@ pub(crate) static SUPPRESSED: PerCpuArray<u64> = PerCpuArray::with_max_entries(S
 /// Not 0 where an agent records.
 #[unsafe(no_mangle)]
 static RECORDER: Global<u32> = Global::new(0);
+/// The only namespace whose decisions are kept and counted: that of kube-proxy's rules. 0 for all.
+///
+/// The decisions of another one are no answer to the question for a connection's Service and endpoint, but would be found in
+/// place of it, being newer: a Pod's sidecar redirects what was translated before, and another node on this kernel (kind)
+/// confirms the connections that arrive there.
+#[unsafe(no_mangle)]
+static RECORDED_NETNS: Global<u32> = Global::new(0);
 /// A connection whose hash is below is reported although it is healthy.
 #[unsafe(no_mangle)]
 static SAMPLE_BELOW: Global<u32> = Global::new(0);
@@ -147,13 +154,18 @@ pub(crate) fn keep(ct: u64) -> bool {
     if part == Part::Nothing {
         return false;
     }
+    // SAFETY: the words are valid, and aligned to 4.
+    let netns = unsafe { conntrack::netns_in(ptr::from_ref(head).cast(), ct) };
+    if !is_recorded(netns) {
+        return false;
+    }
     if part != Part::Endpoint {
         count(orig, reply, protocol);
     }
     let client = end::<0>(orig, protocol);
     let hash = hash(&client);
     let reported = if part == Part::Address {
-        failures::admits_untranslated(conntrack::netns(ct), &client, &end::<DST>(orig, protocol))
+        failures::admits_untranslated(netns, &client, &end::<DST>(orig, protocol))
     } else {
         // By the client, so that both nodes of a connection report it.
         hash < SAMPLE_BELOW.load()
@@ -178,6 +190,13 @@ pub(crate) fn keep(ct: u64) -> bool {
         store(self::hash(&seen_client), decision);
     }
     reported
+}
+
+/// Whether decisions of this namespace are kept; 0 for an unknown one.
+#[inline(always)]
+fn is_recorded(netns: u32) -> bool {
+    let recorded = RECORDED_NETNS.load();
+    recorded == 0 || netns == 0 || netns == recorded
 }
 
 /// Puts a decision in the place of the oldest of its set. Two CPUs that do so in one set at the same time may leave one of

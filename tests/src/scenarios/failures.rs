@@ -153,7 +153,7 @@ fn others(records: &[Record], client: &str, summary: &str) -> String {
 }
 
 /// The connections to a Service port that the summary lists, of all its endpoints.
-fn started(summary: &str, service: &str) -> Result<usize> {
+pub(super) fn started(summary: &str, service: &str) -> Result<usize> {
     let rows = summary.lines().skip_while(|line| !line.contains("Connections started"));
     let of_service = rows.filter(|row| row.split_whitespace().next() == Some(service));
     let counts = of_service.map(|row| {

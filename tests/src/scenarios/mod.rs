@@ -24,6 +24,7 @@ mod lean;
 mod leftovers;
 mod load;
 mod mixed;
+mod neighbours;
 mod newer;
 mod no_endpoints;
 mod no_rules;
@@ -165,6 +166,8 @@ pub const ALL: &[Scenario] = &[
     scenario("kube-proxy-1.36", newer::story).covers(TCP4).on(NEWER),
     scenario("n1-probes", probes::story).on(WIDE).runs(EVERY_KERNEL),
     scenario("n3-one-record-per-connection", translated_twice::story).on(WIDE).runs(TWO_KERNELS),
+    scenario("several-nodes", neighbours::traced).covers(TCP4).on(WITH_IPVS),
+    scenario("several-nodes-recorded", neighbours::recorded).covers(TCP4).on(WITH_IPVS),
     scenario("n9-old-flow-reset", old_flow::reset).runs(EVERY_KERNEL),
     scenario("n9-old-flow-stalls", old_flow::stalls).runs(EVERY_KERNEL),
     scenario("udp-answered", resets::datagrams::answered),

@@ -107,6 +107,8 @@ pub(crate) struct Agent {
     header: Option<Header>,
     ticked: Instant,
     swept: Option<Timestamp>,
+    /// The log says that other nodes share this kernel.
+    knows_neighbours: bool,
     /// The suppressed events of each Service that are counted, and when they were.
     suppressed: (BTreeMap<Key, u64>, Option<Instant>),
     socket: Option<PathBuf>,
@@ -164,6 +166,7 @@ impl Agent {
             header: None,
             ticked: Instant::now(),
             swept: None,
+            knows_neighbours: false,
             suppressed: (BTreeMap::new(), None),
             socket,
             tasks,
@@ -335,6 +338,10 @@ impl Agent {
             drop(figures);
             for gap in status.gaps(now) {
                 self.context.log.warn("metadata", &gap);
+            }
+            if let Some(line) = pipeline.left_to_other_nodes().filter(|_| !self.knows_neighbours) {
+                self.knows_neighbours = true;
+                self.context.log.info("gap", &line);
             }
         }
     }

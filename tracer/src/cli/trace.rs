@@ -312,7 +312,8 @@ impl<'a> Trace<'a> {
             recorder: (options.hooks == Hooks::Failures).then(|| {
                 let default = RecorderOptions::default();
                 let decisions = options.decisions.unwrap_or(default.decisions);
-                RecorderOptions { sample: options.sample, decisions, ..default }
+                let netns = self.pipeline.pipeline().settings().node_netns;
+                RecorderOptions { netns, sample: options.sample, decisions, ..default }
             }),
         };
         let file = options.record.as_ref().map(NewFile::create).transpose()?;

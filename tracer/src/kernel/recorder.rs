@@ -29,6 +29,8 @@ use crate::net::{Netns, Protocol};
 /// An agent's requests to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecorderOptions {
+    /// The only namespace whose decisions are kept and counted: that of kube-proxy's rules; `None` for all.
+    pub netns: Option<Netns>,
     /// One of so many healthy connections is reported, chosen by the hash of the client's address and port; 0 for none.
     pub sample: u32,
     /// Failures of one client at one Service, with one hook and reason, that are reported at once.
@@ -50,6 +52,7 @@ pub struct RecorderOptions {
 impl Default for RecorderOptions {
     fn default() -> Self {
         Self {
+            netns: None,
             sample: 100,
             burst: 100,
             per_second: 20,
@@ -84,6 +87,7 @@ impl RecorderOptions {
         Numbers {
             options: self,
             on: 1,
+            netns: self.netns.unwrap_or_default().0,
             sample_below: u32::MAX.checked_div(self.sample).unwrap_or(0),
             event_ns,
             full_ns: event_ns * u64::from(self.burst.max(1)),
@@ -98,6 +102,7 @@ impl RecorderOptions {
 pub(super) struct Numbers {
     options: RecorderOptions,
     on: u32,
+    netns: u32,
     sample_below: u32,
     event_ns: u64,
     full_ns: u64,
@@ -109,6 +114,7 @@ impl Numbers {
     /// Turns the recorder on. Otherwise it is off, and its maps have room for one entry.
     pub(super) fn set(&self, settings: &mut Settings) {
         settings.set("RECORDER", self.on);
+        settings.set("RECORDED_NETNS", self.netns);
         settings.set("SAMPLE_BELOW", self.sample_below);
         settings.set("BUCKET_EVENT_NS", self.event_ns);
         settings.set("BUCKET_FULL_NS", self.full_ns);

@@ -51,7 +51,7 @@ impl Pipeline {
             {
                 crossings.extend(Crossing::of(&flow));
             }
-            if self.fold(&flow) {
+            if self.fold(&flow) || self.leave_to_other_node(&flow, now) {
                 continue;
             }
             self.note(&flow, now);
@@ -121,6 +121,14 @@ impl Pipeline {
             let key = Arc::clone(found.verdict_key);
             self.remember(flow.id, key);
         }
+        true
+    }
+
+    /// Counts the flow if another node on this kernel reports it, unless it has a verdict already.
+    fn leave_to_other_node(&mut self, flow: &Flow, now: Timestamp) -> bool {
+        let node = diagnosis::other_node(flow, &self.context(now)).filter(|_| flow.revision <= 1);
+        let Some(node) = node.map(str::to_owned) else { return false };
+        self.neighbours.count(node);
         true
     }
 

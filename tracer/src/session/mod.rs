@@ -13,6 +13,7 @@ mod grace;
 mod healthy_folds;
 mod judging;
 mod latency;
+mod neighbours;
 mod summary;
 mod suppressed;
 mod undecided;
@@ -42,6 +43,7 @@ use crate::{
 use cause_folds::CauseFolds;
 use changes::Changes;
 use healthy_folds::HealthyFolds;
+use neighbours::Neighbours;
 use suppressed::SuppressedEvents;
 use undecided::Undecided;
 use wall_clock::WallClock;
@@ -182,6 +184,7 @@ pub struct Pipeline {
     wall_clock: WallClock,
     changes: Changes,
     arrivals: Vec<Arrival>,
+    neighbours: Neighbours,
     /// `None` if nobody compares clocks.
     crossings: Option<Vec<Crossing>>,
 }
@@ -210,6 +213,7 @@ impl Pipeline {
             wall_clock: WallClock::default(),
             changes: Changes::default(),
             arrivals: Vec::new(),
+            neighbours: Neighbours::default(),
             crossings: None,
         }
     }
@@ -421,6 +425,11 @@ impl Pipeline {
     /// A line for each step of the wall clock.
     pub(crate) fn wall_clock_lines(&self) -> impl Iterator<Item = String> {
         self.wall_clock.lines()
+    }
+
+    /// The line of the summary about flows that are left to other nodes.
+    pub(crate) fn left_to_other_nodes(&self) -> Option<String> {
+        self.neighbours.line()
     }
 
     /// The line of the summary about changes that were forgotten early.

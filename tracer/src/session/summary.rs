@@ -321,6 +321,7 @@ impl Ending {
         gaps.extend(pipeline.node().gap_lines());
         gaps.extend(pipeline.wall_clock_lines());
         gaps.extend(pipeline.changes_loss());
+        gaps.extend(pipeline.left_to_other_nodes());
         let counters = pipeline.counters();
         Self {
             started,

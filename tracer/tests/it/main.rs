@@ -71,6 +71,7 @@ mod verdict_ipvs;
 mod verdict_kinds;
 mod verdict_late;
 mod verdict_missing;
+mod verdict_neighbours;
 mod verdict_notes;
 mod verdict_ordinary;
 mod verdict_policy;

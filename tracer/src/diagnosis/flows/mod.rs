@@ -15,6 +15,7 @@ mod health_checks;
 mod host_kernel;
 mod iptables_sync;
 mod ipvs;
+mod neighbours;
 mod network_path;
 mod network_policy;
 mod no_endpoints;
@@ -35,7 +36,10 @@ use record::Ruling;
 
 use super::finding::{Finding, Say, Words};
 
-pub use self::translations::{OtherFlows, Translations};
+pub use self::{
+    neighbours::other_node,
+    translations::{OtherFlows, Translations},
+};
 pub(crate) use self::{record::service_ref, stale_endpoints::cause_behind};
 use crate::{
     class::{Class, Confidence, Severity},

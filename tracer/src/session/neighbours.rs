@@ -1,0 +1,40 @@
+//! The flows that are left to other nodes on this kernel.
+
+use std::collections::BTreeSet;
+
+use crate::text;
+
+/// The most names in the line of the summary.
+const MAX_NAMES: usize = 5;
+
+/// Their number, and their nodes.
+#[derive(Debug, Default)]
+pub(super) struct Neighbours {
+    flows: u64,
+    /// At most one more than are named.
+    nodes: BTreeSet<String>,
+}
+
+impl Neighbours {
+    pub(super) fn count(&mut self, node: String) {
+        self.flows += 1;
+        if self.nodes.len() <= MAX_NAMES {
+            self.nodes.insert(node);
+        }
+    }
+
+    /// The line of the summary.
+    pub(super) fn line(&self) -> Option<String> {
+        let mut names: Vec<&str> = self.nodes.iter().map(String::as_str).take(MAX_NAMES).collect();
+        if self.nodes.len() > MAX_NAMES {
+            names.push("others");
+        }
+        (self.flows > 0).then(|| {
+            format!(
+                "{} of other nodes on this kernel ({}), which a trace there reports",
+                text::count(self.flows, "flow"),
+                text::list(&names)
+            )
+        })
+    }
+}

@@ -1,0 +1,93 @@
+//! Several nodes on one kernel: which flows are another node's to report.
+
+use crate::{
+    cluster_support::{Shop, pod},
+    flow_support::{CLIENT, EP, NODE, Script, VIP, World, addr, fold, last_revisions},
+};
+use viptrace::{cluster::model::Object, diagnosis::other_node, flow::Flow, net::Netns};
+
+const OTHER_NODE: Netns = Netns(4_026_533_000);
+/// A Pod of worker-2, and the kubelet there as its Pods see it.
+const THERE: &str = "10.244.2.5:40000";
+const KUBELET_THERE: &str = "10.244.2.1:40000";
+const EP_THERE: &str = "10.244.2.7:8080";
+
+/// The shop on worker-1, with a client and an endpoint on worker-2.
+fn world() -> World {
+    let mut world = World::of(Shop::with_endpoints(&[EP]));
+    for (name, address) in [("client-2", THERE), ("cart-2", EP_THERE)] {
+        let mut pod = pod(name, addr(address).ip());
+        pod.node = Some("worker-2".into());
+        world.shop.put(0, Object::Pod(pod.into()));
+    }
+    world
+}
+
+/// The script's flow, with the decisions of the other node's rules.
+fn decided_there(mut script: Script) -> Flow {
+    for sighting in &mut script.out {
+        if sighting.netns == NODE {
+            sighting.netns = OTHER_NODE;
+        }
+    }
+    flow(script)
+}
+
+fn flow(script: Script) -> Flow {
+    last_revisions(fold(script.out, 70_000).0).remove(0)
+}
+
+fn owner(world: &World, flow: &Flow) -> Option<String> {
+    let (history, snapshot) = (world.shop.history(), world.snapshot());
+    other_node(flow, &world.context(&history, &snapshot)).map(str::to_owned)
+}
+
+#[test]
+fn a_flow_that_the_other_node_decided_is_its_own() {
+    let world = world();
+    let of = |client, to, endpoint| Script::new(client, to, endpoint);
+    for theirs in [
+        of(THERE, VIP, Some(EP)).healthy(60_000),
+        of(THERE, VIP, Some(EP)).refused(60_000),
+        of(THERE, VIP, None).unreach(60_000, 3).connect_failed(60_001),
+        // A node port of the other node, from a client outside the cluster, and a probe by its kubelet.
+        of("203.0.113.9:50000", "192.168.1.3:30080", Some(EP)).refused(60_000),
+        of(KUBELET_THERE, EP_THERE, None).refused(60_000),
+        of("192.168.1.3:40000", VIP, Some(EP)).refused(60_000),
+    ] {
+        assert_eq!(owner(&world, &decided_there(theirs)).as_deref(), Some("worker-2"));
+    }
+}
+
+#[test]
+fn a_flow_of_this_node_stays_its_own() {
+    let world = world();
+    let of = |client, to, endpoint| Script::new(client, to, endpoint);
+    // Its rules decided it, wherever the client is.
+    assert_eq!(owner(&world, &flow(of(THERE, "192.168.1.2:30080", Some(EP)).refused(60_000))), None);
+    assert_eq!(owner(&world, &flow(of(CLIENT, VIP, Some(EP_THERE)).refused(60_000))), None);
+    for ours in [
+        // The client's own namespace tracks connections too, and this node's tracked nothing.
+        of(CLIENT, VIP, None).unreach(60_000, 3).connect_failed(60_001),
+        of(CLIENT, VIP, Some("127.0.0.1:15001")).healthy(60_000),
+        // Its arrival at an endpoint of this node.
+        of(THERE, EP, None).refused(60_000),
+        // Neither the client's place nor the target's is known.
+        of("203.0.113.9:50000", VIP, Some(EP)).refused(60_000),
+    ] {
+        assert_eq!(owner(&world, &decided_there(ours)), None);
+    }
+}
+
+/// With a wrong name every flow of this node would be another's.
+#[test]
+fn with_a_name_that_is_not_this_nodes_no_flow_is_another_nodes() {
+    let theirs = || decided_there(Script::new(THERE, VIP, Some(EP)).refused(60_000));
+    let mut misnamed = world();
+    assert!(owner(&misnamed, &theirs()).is_some());
+    misnamed.node.own = vec![addr("192.168.1.7:0").ip()];
+    assert_eq!(owner(&misnamed, &theirs()), None);
+    let mut elsewhere = world();
+    elsewhere.node_netns = None;
+    assert_eq!(owner(&elsewhere, &theirs()), None);
+}
