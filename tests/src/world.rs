@@ -414,6 +414,11 @@ impl<'w> Stage<'w> {
         self.kept.push(Box::new(what));
     }
 
+    /// Declares that the flows meet other rules than the node's, which `viptrace path` does not know.
+    pub fn other_rules_decide(&mut self) {
+        self.rules_stay = false;
+    }
+
     /// Declares that the trace has no hook for the ends of flows: as with UDP, a healthy flow has its record at the
     /// end.
     pub fn ends_are_unseen(&mut self) {

@@ -53,7 +53,8 @@ static RECORDER: Global<u32> = Global::new(0);
 ///
 /// The decisions of another one are no answer to the question for a connection's Service and endpoint, but would be found in
 /// place of it, being newer: a Pod's sidecar redirects what was translated before, and another node on this kernel (kind)
-/// confirms the connections that arrive there.
+/// confirms the connections that arrive there. A redirection to the loopback address comes before, and is kept: the
+/// connection gets no further.
 #[unsafe(no_mangle)]
 static RECORDED_NETNS: Global<u32> = Global::new(0);
 /// A connection whose hash is below is reported although it is healthy.
@@ -155,17 +156,17 @@ pub(crate) fn keep(ct: u64) -> bool {
         return false;
     }
     // SAFETY: the words are valid, and aligned to 4.
-    let netns = unsafe { conntrack::netns_in(ptr::from_ref(head).cast(), ct) };
-    if !is_recorded(netns) {
+    if is_recorded(unsafe { conntrack::netns_in(ptr::from_ref(head).cast(), ct) }) {
+        if part != Part::Endpoint {
+            count(orig, reply, protocol);
+        }
+    } else if !is_loopback(address::<0>(reply)) {
         return false;
-    }
-    if part != Part::Endpoint {
-        count(orig, reply, protocol);
     }
     let client = end::<0>(orig, protocol);
     let hash = hash(&client);
     let reported = if part == Part::Address {
-        failures::admits_untranslated(netns, &client, &end::<DST>(orig, protocol))
+        failures::admits_untranslated(conntrack::netns(ct), &client, &end::<DST>(orig, protocol))
     } else {
         // By the client, so that both nodes of a connection report it.
         hash < SAMPLE_BELOW.load()
@@ -197,6 +198,13 @@ pub(crate) fn keep(ct: u64) -> bool {
 fn is_recorded(netns: u32) -> bool {
     let recorded = RECORDED_NETNS.load();
     recorded == 0 || netns == 0 || netns == recorded
+}
+
+/// Whether it is 127.0.0.0/8 or `::1`.
+#[inline(always)]
+fn is_loopback([a, b, c, d]: [u32; 4]) -> bool {
+    let is_v4 = a & u32::from_be(0xff00_0000) == u32::from_be(0x7f00_0000) && b == 0 && c == 0 && d == 0;
+    is_v4 || a == 0 && b == 0 && c == 0 && d == u32::from_be(1)
 }
 
 /// Puts a decision in the place of the oldest of its set. Two CPUs that do so in one set at the same time may leave one of

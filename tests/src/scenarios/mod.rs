@@ -35,6 +35,7 @@ mod recording;
 mod refused;
 mod resets;
 mod share;
+mod sidecar;
 pub(crate) mod silent;
 mod soak;
 mod stale;
@@ -168,6 +169,8 @@ pub const ALL: &[Scenario] = &[
     scenario("n3-one-record-per-connection", translated_twice::story).on(WIDE).runs(TWO_KERNELS),
     scenario("several-nodes", neighbours::traced).covers(TCP4).on(WITH_IPVS),
     scenario("several-nodes-recorded", neighbours::recorded).covers(TCP4).on(WITH_IPVS),
+    scenario("sidecar", sidecar::traced).covers(TCP4),
+    scenario("sidecar-recorded", sidecar::recorded).covers(TCP4),
     scenario("n9-old-flow-reset", old_flow::reset).runs(EVERY_KERNEL),
     scenario("n9-old-flow-stalls", old_flow::stalls).runs(EVERY_KERNEL),
     scenario("udp-answered", resets::datagrams::answered),

@@ -1,10 +1,14 @@
-//! Several nodes on one kernel: which flows are another node's to report.
+//! Decisions in other namespaces than that of this node's rules: those of another node on this kernel, whose flows are its
+//! own to report, and those of a client's own Pod.
 
 use crate::{
     cluster_support::{Shop, pod},
-    flow_support::{CLIENT, EP, NODE, Script, VIP, World, addr, fold, last_revisions},
+    flow_support::{CLIENT, CLIENT_NS, EP, NODE, Script, VIP, World, addr, fold, last_revisions},
+    node_support::Rules,
 };
-use viptrace::{cluster::model::Object, diagnosis::other_node, flow::Flow, net::Netns};
+use viptrace::{
+    class::Class, cluster::model::Object, diagnosis::other_node, flow::Flow, net::Netns, node::RuleEffect,
+};
 
 const OTHER_NODE: Netns = Netns(4_026_533_000);
 /// A Pod of worker-2, and the kubelet there as its Pods see it.
@@ -24,10 +28,15 @@ fn world() -> World {
 }
 
 /// The script's flow, with the decisions of the other node's rules.
-fn decided_there(mut script: Script) -> Flow {
+fn decided_there(script: Script) -> Flow {
+    in_netns(script, OTHER_NODE)
+}
+
+/// The script's flow, with its decisions in this namespace.
+fn in_netns(mut script: Script, netns: Netns) -> Flow {
     for sighting in &mut script.out {
         if sighting.netns == NODE {
-            sighting.netns = OTHER_NODE;
+            sighting.netns = netns;
         }
     }
     flow(script)
@@ -90,4 +99,29 @@ fn with_a_name_that_is_not_this_nodes_no_flow_is_another_nodes() {
     let mut elsewhere = world();
     elsewhere.node_netns = None;
     assert_eq!(owner(&elsewhere, &theirs()), None);
+}
+
+/// A service mesh: the client's own namespace redirects what it sends to a proxy there.
+#[test]
+fn a_sidecar_took_the_connection() {
+    let redirected = |to| Script::new(CLIENT, to, Some("127.0.0.1:15001"));
+    let world = World::new();
+    let judge = |script| world.judge(&in_netns(script, CLIENT_NS)).unwrap();
+    let healthy = judge(redirected(VIP).healthy(60_000));
+    assert_eq!(healthy.class, Class::Ok);
+    assert!(healthy.root_cause.contains("a proxy in the client's own Pod (127.0.0.1:15001)"), "{healthy:?}");
+    for (script, what) in [
+        (redirected(VIP).refused(60_000), "refused a connection to shop/cart:http"),
+        (redirected(VIP).silent(60_000), "did not answer a connection to shop/cart:http"),
+    ] {
+        let failed = judge(script);
+        assert_eq!(failed.class, Class::Unknown);
+        assert!(failed.root_cause.contains(what), "{}", failed.root_cause);
+        assert!(failed.unseen.iter().any(|line| line.contains("istio-proxy")), "{:?}", failed.unseen);
+    }
+    // Its rules are not this connection's, whatever their state.
+    let mut without = World::of(Shop::with_endpoints(&[]));
+    without.node.rules = Rules::Vip(RuleEffect::Missing);
+    let flow = in_netns(redirected(VIP).refused(60_000), CLIENT_NS);
+    assert_eq!(without.judge(&flow).unwrap().class, Class::Unknown);
 }

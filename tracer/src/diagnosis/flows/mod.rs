@@ -25,6 +25,7 @@ mod probes;
 mod record;
 mod resets;
 mod service_config;
+mod sidecar;
 mod stale_endpoints;
 mod timeline;
 mod translations;
@@ -392,6 +393,9 @@ pub fn is_to_service(flow: &Flow, ctx: &Context<'_>) -> bool {
 
 /// The flow broke and no rule explains it: the verdict contains the evidence and names the missing observations.
 fn unexplained(case: &Case<'_>) -> Finding {
+    if let Some(finding) = sidecar::failed(case) {
+        return finding;
+    }
     let what = match case.outcome {
         Outcome::Refused => "the connection was refused",
         Outcome::Rejected => "a rule refused the connection",

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::{
     Case, Finding, datagrams,
     iptables_sync::answered_elsewhere,
+    sidecar,
     text::{length, sentence},
 };
 use crate::{
@@ -19,6 +20,9 @@ use crate::{
 pub(super) fn judge(case: &Case<'_>) -> Option<Finding> {
     if is_own_service(case) {
         return Some(own_service(case));
+    }
+    if let Some(finding) = sidecar::answered(case) {
+        return Some(finding);
     }
     let finding = match case.outcome {
         Outcome::Pending if !case.flow.is_tcp() => datagrams::sent(case),

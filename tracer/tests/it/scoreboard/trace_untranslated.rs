@@ -210,6 +210,14 @@ fn untranslated_syn() -> Group<Traced> {
             let world = with_rules(world_of(mode, shop), RuleEffect::Refuses);
             Traced::of(world, untranslated().silent(60_000))
         }),
+        case(Class::Unknown, "a sidecar in the client's Pod took it, and does not run", |mode| {
+            let world = with_rules(world_of(mode, Shop::with_endpoints(&[])), RuleEffect::Refuses);
+            let mut script = Script::new(CLIENT, VIP, Some("127.0.0.1:15001")).silent(60_000);
+            for sighting in script.out.iter_mut().filter(|sighting| sighting.netns == NODE) {
+                sighting.netns = CLIENT_NS;
+            }
+            Traced::of(world, script)
+        }),
         case_in(BY_RULE, Class::N11, "the node serves the address itself, without conntrack", |mode| {
             let mut world = world(mode);
             world.node.own.push(addr(VIP).ip());
