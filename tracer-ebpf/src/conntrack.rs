@@ -166,15 +166,26 @@ pub(crate) fn tcp_state(ct: u64) -> u32 {
 ///
 /// # Safety
 ///
-/// `copied` must be valid for reads, and aligned to 4.
+/// As of [`net_in`].
 #[inline(always)]
 pub(crate) unsafe fn netns_in(copied: *const [u8; CT_HEAD_BYTES], ct: u64) -> u32 {
+    // SAFETY: as the caller promises.
+    output::netns_at(unsafe { net_in(copied, ct) })
+}
+
+/// The address of that namespace, 0 where it is unknown.
+///
+/// # Safety
+///
+/// `copied` must be valid for reads, and aligned to 4.
+#[inline(always)]
+pub(crate) unsafe fn net_in(copied: *const [u8; CT_HEAD_BYTES], ct: u64) -> u64 {
     match globals::OFF_CT_NET.load() {
         MISSING => 0,
         offset => {
             let at = offset.wrapping_sub(globals::OFF_CT_BASE.load());
             // SAFETY: as the caller promises.
-            unsafe { output::netns_in(copied, head(ct), at) }
+            unsafe { output::net_in(copied, head(ct), at) }
         }
     }
 }

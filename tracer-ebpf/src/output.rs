@@ -207,16 +207,28 @@ pub(crate) fn netns_behind(address: u64) -> u32 {
     read::<u64>(address).map_or(0, netns_at)
 }
 
-/// The same where the beginning of the structure at `base` was copied to `head`: the pointer is mostly in the copy.
+/// The same where the beginning of the structure at `base` was copied to `head`.
+///
+/// # Safety
+///
+/// As of [`net_in`].
+#[inline(always)]
+pub(crate) unsafe fn netns_in<const N: usize>(head: *const [u8; N], base: u64, offset: u32) -> u32 {
+    // SAFETY: as the caller promises.
+    netns_at(unsafe { net_in(head, base, offset) })
+}
+
+/// The pointer in a `possible_net_t` at an offset of the structure at `base`, whose beginning was copied to `head`: it is mostly
+/// in the copy. 0 where it cannot be read.
 ///
 /// # Safety
 ///
 /// `head` must be valid for reads, and aligned to 4.
 #[inline(always)]
-pub(crate) unsafe fn netns_in<const N: usize>(head: *const [u8; N], base: u64, offset: u32) -> u32 {
+pub(crate) unsafe fn net_in<const N: usize>(head: *const [u8; N], base: u64, offset: u32) -> u64 {
     let at = offset as usize;
     if at > N - size_of::<u64>() || !at.is_multiple_of(4) || cfg!(target_endian = "big") {
-        return netns_behind(base.wrapping_add(u64::from(offset)));
+        return read(base.wrapping_add(u64::from(offset))).unwrap_or(0);
     }
     // SAFETY: both words lie within the copy, as was compared. The reads are volatile, because the compiler would join them to
     // one of 8 bytes, which the verifier refuses at this alignment.
@@ -224,7 +236,7 @@ pub(crate) unsafe fn netns_in<const N: usize>(head: *const [u8; N], base: u64, o
         let words = head.cast::<u32>().add(at / 4);
         (words.read_volatile(), words.add(1).read_volatile())
     };
-    netns_at(u64::from(low) | u64::from(high) << 32)
+    u64::from(low) | u64::from(high) << 32
 }
 
 /// The byte at an offset of the structure at `base`, whose beginning was copied to `head`; 0 where it cannot be read.
@@ -243,7 +255,7 @@ pub(crate) unsafe fn byte_in<const N: usize>(head: *const [u8; N], base: u64, of
 
 /// The inode number of the namespace at `net`, 0 where it cannot be read.
 #[inline(always)]
-fn netns_at(net: u64) -> u32 {
+pub(crate) fn netns_at(net: u64) -> u32 {
     match globals::OFF_NET_INUM.load() {
         MISSING => 0,
         inum => read(net.wrapping_add(u64::from(inum))).unwrap_or(0),

@@ -46,6 +46,11 @@ static SERVICES: HashMap<End, u8> = HashMap::with_max_entries(1, BPF_F_NO_PREALL
 #[map]
 pub(crate) static SUPPRESSED: PerCpuArray<u64> = PerCpuArray::with_max_entries(SUPPRESSED_SLOTS, 0);
 
+/// The address of [`RECORDED_NETNS`], once an entry has shown it: to compare it costs less than to read the number. It is no
+/// other's as long as user space lives in that namespace.
+#[map]
+static RECORDED_NET: Array<u64> = Array::with_max_entries(1, 0);
+
 /// Not 0 where an agent records.
 #[unsafe(no_mangle)]
 static RECORDER: Global<u32> = Global::new(0);
@@ -156,7 +161,7 @@ pub(crate) fn keep(ct: u64) -> bool {
         return false;
     }
     // SAFETY: the words are valid, and aligned to 4.
-    if is_recorded(unsafe { conntrack::netns_in(ptr::from_ref(head).cast(), ct) }) {
+    if is_recorded(unsafe { conntrack::net_in(ptr::from_ref(head).cast(), ct) }) {
         if part != Part::Endpoint {
             count(orig, reply, protocol);
         }
@@ -193,11 +198,29 @@ pub(crate) fn keep(ct: u64) -> bool {
     reported
 }
 
-/// Whether decisions of this namespace are kept; 0 for an unknown one.
+/// Whether decisions of the namespace at this address are kept.
 #[inline(always)]
-fn is_recorded(netns: u32) -> bool {
-    let recorded = RECORDED_NETNS.load();
-    recorded == 0 || netns == 0 || netns == recorded
+fn is_recorded(net: u64) -> bool {
+    if RECORDED_NETNS.load() == 0 {
+        return true;
+    }
+    // SAFETY: a map's value: valid and aligned for as long as the program runs.
+    let known = RECORDED_NET.get_ptr(0).map(|known| unsafe { *known });
+    known == Some(net) || is_recorded_by_number(net)
+}
+
+/// Until its address is known.
+#[inline(never)]
+fn is_recorded_by_number(net: u64) -> bool {
+    let netns = output::netns_at(net);
+    if netns == RECORDED_NETNS.load()
+        && let Some(known) = RECORDED_NET.get_ptr_mut(0)
+    {
+        // SAFETY: as in `is_recorded`.
+        unsafe { known.write(net) };
+        return true;
+    }
+    netns == 0
 }
 
 /// Whether it is 127.0.0.0/8 or `::1`.
