@@ -1,28 +1,18 @@
 //! The state of the cluster at any moment of the look-back: the versions of all Services, `EndpointSlices`, Pods and
 //! Nodes, indexed by address.
 //!
-//! Owns storage, indexes and simple queries. [`address`] resolves an address, [`endpoints`] the members of a Service,
-//! and [`reason`] the reason for missing ones. Pure: no I/O and no clock; the caller passes every time. No object makes
-//! this code panic.
+//! Owns the versions and simple queries. [`objects`] stores the versions, [`indexes`] finds them, [`address`] resolves an
+//! address, [`endpoints`] the members of a Service, and [`reason`] the reason for missing ones. Pure: no I/O and no clock; the
+//! caller passes every time. No object makes this code panic.
 
-use std::{
-    collections::{BTreeMap, hash_map::Entry},
-    hash::Hash,
-    net::IpAddr,
-    sync::Arc,
-    time::Duration,
-};
-
-use foldhash::HashMap;
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use crate::{
     cluster::{
-        Few,
         model::{Change, EndpointSlice, Key, Kind, Node, Object, Pod, Probe, Service, Trimmed},
         shared::Shared,
         timeline::{At, MAX_VERSIONS, Timeline, horizon},
     },
-    net::Protocol,
     text,
     time::Timestamp,
 };
@@ -31,14 +21,18 @@ mod address;
 mod changes;
 mod endpoints;
 mod hints;
+mod indexes;
 mod memo;
+mod objects;
 mod reason;
 mod saved;
 #[cfg(test)]
 mod tests;
 
 use changes::Changes;
+use indexes::Indexes;
 use memo::Memo;
+use objects::{Objects, Slot};
 
 pub use address::{Address, Vip};
 pub(crate) use changes::Settled;
@@ -65,23 +59,14 @@ pub struct Counts {
     pub refused: u64,
 }
 
-/// An index from a value to the objects that had it within the look-back.
-/// Each in order and once.
-type Index<K> = HashMap<K, Few<Key>>;
-
 #[derive(Debug, Default)]
 pub struct History {
     look_back: Duration,
-    // Ordered, so that the objects of a namespace are adjacent.
-    services: BTreeMap<Key, Timeline<Service>>,
-    slices: BTreeMap<Key, Timeline<EndpointSlice>>,
-    pods: BTreeMap<Key, Timeline<Pod>>,
-    nodes: BTreeMap<Key, Timeline<Node>>,
-    service_ips: Index<IpAddr>,
-    node_ports: Index<(u16, Protocol)>,
-    slices_of_service: Index<Key>,
-    pod_ips: Index<IpAddr>,
-    node_ips: Index<IpAddr>,
+    services: Objects<Service>,
+    slices: Objects<EndpointSlice>,
+    pods: Objects<Pod>,
+    nodes: Objects<Node>,
+    indexes: Indexes,
     /// By [`Kind::index`]: whether the kind's objects have been listed.
     known: [bool; Kind::ALL.len()],
     forgotten: u64,
@@ -100,12 +85,11 @@ impl History {
 
     /// States that all objects of this kind have been added: only then does a missing object certainly not exist.
     pub fn mark_known(&mut self, kind: Kind) {
-        // A list is in the order of the keys, which leaves every node of the tree half empty.
         match kind {
-            Kind::Service => compact(&mut self.services),
-            Kind::EndpointSlice => compact(&mut self.slices),
-            Kind::Pod => compact(&mut self.pods),
-            Kind::Node => compact(&mut self.nodes),
+            Kind::Service => self.services.compact(),
+            Kind::EndpointSlice => self.slices.compact(),
+            Kind::Pod => self.pods.compact(),
+            Kind::Node => self.nodes.compact(),
         }
         if let Some(known) = self.known.get_mut(kind.index()) {
             *known = true;
@@ -154,61 +138,44 @@ impl History {
         let stored = match trimmed.object {
             Object::Service(service) => {
                 let stored = store(&mut self.services, &service.key, created, from, &service);
-                if stored.is_new() {
+                if let Some(slot) = stored.changed() {
                     self.changes.addresses(latest);
-                    self.index_service(&service);
+                    self.indexes.add_service(slot, &service, &self.services);
                 }
                 stored
             }
             Object::EndpointSlice(slice) => {
                 let before = self.slices.get(&slice.key).and_then(Timeline::newest).cloned();
                 let stored = store(&mut self.slices, &slice.key, created, from, &slice);
-                if stored.is_new() {
+                if let Some(slot) = stored.changed() {
                     // A slice can move from one Service to another.
                     self.changes.slices(before.and_then(|before| before.service.clone()).as_ref(), latest);
                     self.changes.slices(slice.service.as_ref(), latest);
-                    self.index_slice(&slice);
+                    self.indexes.add_slice(slot, &slice, &self.slices);
                 }
                 stored
             }
             Object::Pod(pod) => {
                 let stored = store(&mut self.pods, &pod.key, created, from, &pod);
-                if stored.is_new() {
+                if let Some(slot) = stored.changed() {
                     self.changes.pods(latest);
-                    index_all(&mut self.pod_ips, &pod.ips, &pod.key);
+                    self.indexes.add_pod(slot, &pod, &self.pods);
                 }
                 stored
             }
             Object::Node(node) => {
                 let stored = store(&mut self.nodes, &node.key, created, from, &node);
-                if stored.is_new() {
+                if let Some(slot) = stored.changed() {
                     self.changes.addresses(latest);
-                    index_all(&mut self.node_ips, &node.addresses, &node.key);
+                    self.indexes.add_node(slot, &node, &self.nodes);
                 }
                 stored
             }
         };
         match stored {
-            Stored::New { forgotten } => self.forgotten += forgotten as u64,
+            Stored::New { forgotten, .. } => self.forgotten += forgotten as u64,
             Stored::Same => {}
             Stored::Refused => self.refused += 1,
-        }
-    }
-
-    fn index_service(&mut self, service: &Service) {
-        for ips in [&service.cluster_ips, &service.external_ips, &service.load_balancer_ips] {
-            index_all(&mut self.service_ips, ips, &service.key);
-        }
-        for port in &service.ports {
-            if let Some(number) = port.node_port {
-                index(&mut self.node_ports, (number, port.protocol), &service.key);
-            }
-        }
-    }
-
-    fn index_slice(&mut self, slice: &EndpointSlice) {
-        if let Some(service) = &slice.service {
-            index(&mut self.slices_of_service, service.clone(), &slice.key);
         }
     }
 
@@ -221,10 +188,10 @@ impl History {
             dropped += versions + usize::from(over);
             !over
         };
-        self.services.retain(|_, line| keep(line.prune(horizon)));
-        self.slices.retain(|_, line| keep(line.prune(horizon)));
-        self.pods.retain(|_, line| keep(line.prune(horizon)));
-        self.nodes.retain(|_, line| keep(line.prune(horizon)));
+        self.services.retain(|line| keep(line.prune(horizon)));
+        self.slices.retain(|line| keep(line.prune(horizon)));
+        self.pods.retain(|line| keep(line.prune(horizon)));
+        self.nodes.retain(|line| keep(line.prune(horizon)));
         if dropped > 0 {
             self.reindex();
         }
@@ -233,24 +200,19 @@ impl History {
     /// Rebuilds the indexes: they contain an address as long as a version has it.
     fn reindex(&mut self) {
         self.changes.everything();
-        self.service_ips.clear();
-        self.node_ports.clear();
-        self.slices_of_service.clear();
-        self.pod_ips.clear();
-        self.node_ips.clear();
-        let services: Vec<_> = values(self.services.values()).collect();
-        let slices: Vec<_> = values(self.slices.values()).collect();
-        for service in &services {
-            self.index_service(service);
+        let Self { services, slices, pods, nodes, indexes, .. } = self;
+        indexes.clear();
+        for (slot, service) in services.versions() {
+            indexes.add_service(slot, service, services);
         }
-        for slice in &slices {
-            self.index_slice(slice);
+        for (slot, slice) in slices.versions() {
+            indexes.add_slice(slot, slice, slices);
         }
-        for pod in values(self.pods.values()) {
-            index_all(&mut self.pod_ips, &pod.ips, &pod.key);
+        for (slot, pod) in pods.versions() {
+            indexes.add_pod(slot, pod, pods);
         }
-        for node in values(self.nodes.values()) {
-            index_all(&mut self.node_ips, &node.addresses, &node.key);
+        for (slot, node) in nodes.versions() {
+            indexes.add_node(slot, node, nodes);
         }
     }
 
@@ -263,10 +225,10 @@ impl History {
         let versions = |lens: &mut dyn Iterator<Item = usize>| lens.sum::<usize>();
         Counts {
             objects: self.objects(),
-            versions: versions(&mut self.services.values().map(|line| line.versions.len()))
-                + versions(&mut self.slices.values().map(|line| line.versions.len()))
-                + versions(&mut self.pods.values().map(|line| line.versions.len()))
-                + versions(&mut self.nodes.values().map(|line| line.versions.len())),
+            versions: versions(&mut self.services.lines().map(|line| line.versions.len()))
+                + versions(&mut self.slices.lines().map(|line| line.versions.len()))
+                + versions(&mut self.pods.lines().map(|line| line.versions.len()))
+                + versions(&mut self.nodes.lines().map(|line| line.versions.len())),
             forgotten: self.forgotten,
             refused: self.refused,
         }
@@ -294,7 +256,7 @@ impl History {
 
     /// All Services that exist in the newest version.
     pub fn services(&self) -> impl Iterator<Item = &Arc<Service>> {
-        self.services.values().filter_map(Timeline::newest)
+        self.services.lines().filter_map(Timeline::newest)
     }
 
     pub(crate) fn slice(&self, key: &Key, at: Timestamp) -> Option<&Arc<EndpointSlice>> {
@@ -320,8 +282,7 @@ impl History {
     /// the previous owner of an address that another Pod has now.
     pub fn last_pod_by_ip(&self, ip: IpAddr, at: Timestamp) -> Option<(&Arc<Pod>, Timestamp)> {
         let ip = ip.to_canonical();
-        let lines = self.pod_ips.get(&ip)?.iter().filter_map(|key| self.pods.get(key));
-        let left = lines.flat_map(|line| {
+        let left = self.indexes.pod_ips.lines(&ip, &self.pods).flat_map(|line| {
             let held = |pod: &Arc<Pod>| !pod.host_network && pod.holds_addresses() && pod.ips.contains(&ip);
             let holds_now = line.at(at).value().is_some_and(held);
             let spans = line.spans().filter_map(|span| Some((span.value?, span.to?)));
@@ -333,8 +294,8 @@ impl History {
     /// Pods that held the address at `at`, including those on the host's network, and whether that is assumed from a
     /// later version.
     fn pods_at(&self, ip: IpAddr, at: Timestamp) -> impl Iterator<Item = (&Arc<Pod>, bool)> {
-        let keys = self.pod_ips.get(&ip).into_iter().flatten();
-        let pods = keys.filter_map(move |key| match self.pods.get(key)?.at(at) {
+        let lines = self.indexes.pod_ips.lines(&ip, &self.pods);
+        let pods = lines.filter_map(move |line| match line.at(at) {
             At::In(pod) => Some((pod, false)),
             At::Assumed(pod) => Some((pod, true)),
             At::Gone | At::NotYet => None,
@@ -344,7 +305,7 @@ impl History {
 
     /// All Pods that exist in the newest version.
     pub fn pods(&self) -> impl Iterator<Item = &Arc<Pod>> {
-        self.pods.values().filter_map(Timeline::newest)
+        self.pods.lines().filter_map(Timeline::newest)
     }
 
     /// When this Pod was created, if known.
@@ -354,7 +315,7 @@ impl History {
 
     /// All Nodes that exist in the newest version.
     pub fn nodes(&self) -> impl Iterator<Item = &Arc<Node>> {
-        self.nodes.values().filter_map(Timeline::newest)
+        self.nodes.lines().filter_map(Timeline::newest)
     }
 
     pub fn node(&self, name: &str, at: Timestamp) -> Option<&Arc<Node>> {
@@ -364,8 +325,8 @@ impl History {
     /// The node that has this address.
     pub fn node_by_ip(&self, ip: IpAddr, at: Timestamp) -> Option<&Arc<Node>> {
         let ip = ip.to_canonical();
-        let nodes = self.node_ips.get(&ip)?.iter().filter_map(|key| self.nodes.get(key)?.at(at).value());
-        nodes.filter(|node| node.addresses.contains(&ip)).min_by(|a, b| a.key.cmp(&b.key))
+        let mut nodes = self.indexes.node_ips.lines(&ip, &self.nodes).filter_map(|line| line.at(at).value());
+        nodes.find(|node| node.addresses.contains(&ip))
     }
 
     /// The kubelet's probes of this address and port (N1), at least one, and the Pod that held the address at `at`. For a
@@ -381,6 +342,7 @@ impl History {
 /// The result of adding an object to the history.
 enum Stored {
     New {
+        slot: Slot,
         forgotten: usize,
     },
     /// The object equals its last version.
@@ -389,56 +351,31 @@ enum Stored {
 }
 
 impl Stored {
-    const fn is_new(&self) -> bool {
-        matches!(self, Self::New { .. })
+    /// The slot of the object, if it has a new version.
+    const fn changed(&self) -> Option<Slot> {
+        match self {
+            Self::New { slot, .. } => Some(*slot),
+            Self::Same | Self::Refused => None,
+        }
     }
 }
 
 fn store<T: PartialEq>(
-    lines: &mut BTreeMap<Key, Timeline<T>>,
+    objects: &mut Objects<T>,
     key: &Key,
     created: Option<Timestamp>,
     from: Timestamp,
     value: &Arc<T>,
 ) -> Stored {
-    if let Some(line) = lines.get_mut(key) {
-        return match line.push(from, Some(Arc::clone(value))) {
-            (true, forgotten) => Stored::New { forgotten },
-            (false, _) => Stored::Same,
+    if let Some(slot) = objects.slot(key) {
+        return match objects.at_mut(slot).map(|line| line.push(from, Some(Arc::clone(value)))) {
+            Some((true, forgotten)) => Stored::New { slot, forgotten },
+            Some((false, _)) | None => Stored::Same,
         };
     }
-    if lines.len() >= MAX_OBJECTS {
+    if objects.len() >= MAX_OBJECTS {
         return Stored::Refused;
     }
-    lines.insert(key.clone(), Timeline::new(created, from, Arc::clone(value)));
-    Stored::New { forgotten: 0 }
-}
-
-/// Builds the tree again, with full nodes.
-fn compact<T>(lines: &mut BTreeMap<Key, Timeline<T>>) {
-    *lines = std::mem::take(lines).into_iter().collect();
-}
-
-fn index_all<K: Copy + Eq + Hash>(index: &mut Index<K>, entries: &[K], key: &Key) {
-    for entry in entries {
-        self::index(index, *entry, key);
-    }
-}
-
-fn index<K: Eq + Hash>(index: &mut Index<K>, entry: K, key: &Key) {
-    match index.entry(entry) {
-        Entry::Occupied(mut keys) => {
-            if let Err(place) = keys.get().binary_search(key) {
-                keys.get_mut().insert(place, key.clone());
-            }
-        }
-        Entry::Vacant(place) => {
-            place.insert(vec![key.clone()].into());
-        }
-    }
-}
-
-/// The object of every version.
-fn values<'a, T: 'a>(lines: impl Iterator<Item = &'a Timeline<T>>) -> impl Iterator<Item = Arc<T>> {
-    lines.flat_map(|line| line.versions.iter().filter_map(|version| version.value.clone()))
+    let line = Timeline::new(created, from, Arc::clone(value));
+    objects.insert(key.clone(), line).map_or(Stored::Refused, |slot| Stored::New { slot, forgotten: 0 })
 }

@@ -88,8 +88,7 @@ impl History {
         let (ip, port) = (addr.ip().to_canonical(), addr.port());
         let mut other_port = None;
         let mut gone: Option<(&Service, Timestamp)> = None;
-        for key in self.service_ips.get(&ip).into_iter().flatten() {
-            let Some(line) = self.services.get(key) else { continue };
+        for line in self.indexes.service_ips.lines(&ip, &self.services) {
             match line.at(at) {
                 At::In(service) | At::Assumed(service) => {
                     if let Some(via) = service.via(ip) {
@@ -146,8 +145,8 @@ impl History {
 
     /// The Service port that owned this nodePort.
     fn node_port(&self, port: u16, protocol: Protocol, at: Timestamp) -> Option<(&Service, &ServicePort)> {
-        self.node_ports.get(&(port, protocol))?.iter().find_map(|key| {
-            let service = self.services.get(key)?.at(at).value()?;
+        self.indexes.node_ports.lines(&(port, protocol), &self.services).find_map(|line| {
+            let service = line.at(at).value()?;
             Some((&**service, service.node_port(port, protocol)?))
         })
     }

@@ -135,10 +135,9 @@ impl History {
         let Some(line) = self.services.get(&service.key) else { return false };
         // Without this port, the VIP would have to be found by its address, in any Service.
         let has_port = || line.at(to).value().is_some_and(|service| service.ports.contains(port));
-        let mut slices = self.slices_of_service.get(&service.key).into_iter().flatten();
         line.is_constant(from, to)
             && has_port()
-            && slices.all(|key| self.slices.get(key).is_none_or(|line| line.is_constant(from, to)))
+            && self.slice_lines(&service.key).all(|line| line.is_constant(from, to))
     }
 
     /// The state of `endpoint` in this Service port at `at`. An endpoint that moved to another slice of the same
@@ -153,8 +152,7 @@ impl History {
         let endpoint = SocketAddr::new(endpoint.ip().to_canonical(), endpoint.port());
         let mut stretches = Vec::new();
         let mut begins = Timestamp::MIN;
-        for key in self.slices_of_service.get(service).into_iter().flatten() {
-            let Some(line) = self.slices.get(key) else { continue };
+        for line in self.slice_lines(service) {
             begins = begins.max(line.unknown_until());
             for Span { from, known_from, to, value } in line.spans() {
                 let slice = value.filter(|slice| slice.service.as_ref() == Some(service));
@@ -201,9 +199,8 @@ impl History {
         let line = self.services.get(service)?;
         let span = line.spans().filter(|span| span.from <= at && span.value.is_some()).last()?;
         let current = span.value?;
-        let keys = self.slices_of_service.get(service).into_iter().flatten();
-        let spans = keys.filter_map(|key| self.slices.get(key)).flat_map(Timeline::spans);
-        spans
+        self.slice_lines(service)
+            .flat_map(Timeline::spans)
             .filter(|slice| slice.from <= at)
             .filter_map(|slice| {
                 let listed = slice.value.filter(|value| value.service.as_ref() == Some(service))?;
@@ -291,9 +288,7 @@ impl History {
 
     /// The time of the last change of this Service's slices, up to `at`.
     pub fn endpoints_changed(&self, service: &Key, at: Timestamp) -> Option<Timestamp> {
-        let keys = self.slices_of_service.get(service)?.iter();
-        let lines = keys.filter_map(|key| self.slices.get(key));
-        lines
+        self.slice_lines(service)
             .flat_map(|line| line.versions.iter().map(|version| version.from))
             .filter(|from| *from <= at)
             .max()
@@ -301,8 +296,7 @@ impl History {
 
     /// Every address and port that a slice of this Service port has listed up to `at`.
     pub fn past_endpoints(&self, service: &Key, port: &ServicePort, at: Timestamp) -> BTreeSet<SocketAddr> {
-        let keys = self.slices_of_service.get(service).into_iter().flatten();
-        let lines = keys.filter_map(|key| self.slices.get(key)).filter(|line| line.versions.len() > 1);
+        let lines = self.slice_lines(service).filter(|line| line.versions.len() > 1);
         let mut found = BTreeSet::new();
         for version in lines.flat_map(|line| &line.versions).filter(|version| version.from <= at) {
             let Some(slice) = &version.value else { continue };
@@ -319,21 +313,27 @@ impl History {
         versions.map(|version| version.from).filter(|from| *from <= at).max()
     }
 
+    /// The histories of the slices that were the Service's.
+    pub(super) fn slice_lines<'a>(
+        &'a self,
+        service: &Key,
+    ) -> impl Iterator<Item = &'a Timeline<EndpointSlice>> + use<'a> {
+        self.indexes.slices_of_service.lines(service, &self.slices)
+    }
+
     /// The Service's slices in force at `at`.
     pub fn slices_at<'a>(
         &'a self,
         service: &Key,
         at: Timestamp,
     ) -> impl Iterator<Item = &'a Arc<EndpointSlice>> {
-        let keys = self.slices_of_service.get(service).into_iter().flatten();
-        let slices = keys.filter_map(move |key| self.slices.get(key)?.at(at).value());
+        let slices = self.slice_lines(service).filter_map(move |line| line.at(at).value());
         slices.filter(move |slice| slice.service.as_ref() == Some(service))
     }
 
     /// Whether any slice version up to `at` listed an endpoint of this Service, and until when.
     pub(super) fn last_endpoint(&self, service: &Key, at: Timestamp) -> Option<Timestamp> {
-        let keys = self.slices_of_service.get(service)?.iter();
-        let spans = keys.filter_map(|key| self.slices.get(key)).flat_map(Timeline::spans);
+        let spans = self.slice_lines(service).flat_map(Timeline::spans);
         let listed = spans.filter_map(|Span { from, to, value, .. }| {
             let slice = value.filter(|slice| slice.service.as_ref() == Some(service))?;
             (from <= at && !slice.endpoints.is_empty()).then_some(to.map_or(at, |to| to.min(at)))

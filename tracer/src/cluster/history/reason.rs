@@ -2,7 +2,7 @@
 //!
 //! Owns the order of the reasons, from the most specific to the most general. Must not judge a flow.
 
-use std::{collections::BTreeSet, fmt, ops::Bound, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, fmt, sync::Arc, time::Duration};
 
 use super::{History, Vip};
 use crate::{
@@ -285,8 +285,7 @@ impl History {
         if self.has_had_endpoints(key, at) == Some(false) {
             return None;
         }
-        let lines = self.slices_of_service.get(key)?.iter().filter_map(|key| self.slices.get(key));
-        let emptied = lines.filter_map(|line| {
+        let emptied = self.slice_lines(key).filter_map(|line| {
             line.versions.first().map(|first| first.from.max(line.created().unwrap_or_default()))
         });
         let emptied = emptied.max().filter(|emptied| *emptied > Timestamp::MIN && *emptied <= at)?;
@@ -311,10 +310,8 @@ impl History {
         namespace: &'a Arc<str>,
         at: Timestamp,
     ) -> impl Iterator<Item = &'a Arc<Pod>> {
-        let first = Key { namespace: Arc::clone(namespace), name: "".into() };
-        let in_namespace = self.pods.range((Bound::Included(first), Bound::Unbounded));
-        let in_namespace = in_namespace.take_while(move |(key, _)| key.namespace == *namespace);
-        in_namespace.filter_map(move |(_, line)| line.at(at).value()).filter(|pod| pod.holds_addresses())
+        let in_namespace = self.pods.of_namespace(namespace);
+        in_namespace.filter_map(move |line| line.at(at).value()).filter(|pod| pod.holds_addresses())
     }
 }
 

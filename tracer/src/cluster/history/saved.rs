@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{History, MAX_OBJECTS};
+use super::{History, MAX_OBJECTS, Objects};
 use crate::{
     cluster::{
         model::{EndpointSlice, Key, Kind, Node, Object, Pod, Service, Trimmed},
@@ -166,18 +166,12 @@ fn save<T>(key: &Key, line: &Timeline<T>) -> Line<T> {
 }
 
 /// False if there is no room, or if there is no version.
-fn restore<T>(lines: &mut std::collections::BTreeMap<Key, Timeline<T>>, line: Line<T>) -> bool {
+fn restore<T>(objects: &mut Objects<T>, line: Line<T>) -> bool {
     let Line { key, created, versions } = line;
-    if lines.len() >= MAX_OBJECTS && !lines.contains_key(&key) {
+    if objects.len() >= MAX_OBJECTS && objects.slot(&key).is_none() {
         return false;
     }
-    match Timeline::restore(created, versions) {
-        Some(line) => {
-            lines.insert(key, line);
-            true
-        }
-        None => false,
-    }
+    Timeline::restore(created, versions).is_some_and(|line| objects.insert(key, line).is_some())
 }
 
 #[cfg(test)]

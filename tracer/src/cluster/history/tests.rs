@@ -7,10 +7,13 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::cluster::{
-    folder,
-    model::{AddressType, ServicePort, TrafficPolicy, Via},
-    trim::trim,
+use crate::{
+    cluster::{
+        folder,
+        model::{AddressType, ServicePort, TrafficPolicy, Via},
+        trim::trim,
+    },
+    net::Protocol,
 };
 
 const LOOK_BACK: Duration = Duration::from_hours(1);
@@ -459,6 +462,37 @@ proptest! {
                 let vip = format!("10.0.0.{}:80", 7 + number).parse().unwrap();
                 let meant = restored.address(vip, Protocol::TCP, second);
                 prop_assert_eq!(meant, history.address(vip, Protocol::TCP, second));
+            }
+        }
+    }
+
+    /// However objects came and went, and whatever was in their places before.
+    #[test]
+    fn an_address_leads_to_the_first_object_by_name_that_has_it(
+        steps in prop::collection::vec((0..5_u8, "[a-e]", 0..3_u8), 0..60),
+    ) {
+        let mut history = history(Vec::new());
+        for (second, (kind, name, number)) in (2000_u64..).step_by(500).zip(steps) {
+            let ip = format!("10.0.0.{number}");
+            match kind {
+                0 => history.apply(at(second), Change::Put(pod(&name, &ip, true))),
+                1 => {
+                    let spec = json!({"clusterIP": ip, "ports": [{"port": 80}]});
+                    history.apply(at(second), Change::Put(service(&name, spec)));
+                }
+                2 => history.apply(at(second), Change::Delete(Kind::Pod, Key::new("a", &name))),
+                3 => history.apply(at(second), Change::Delete(Kind::Service, Key::new("a", &name))),
+                _ => history.prune(at(second)),
+            }
+            for ip in (0..3).map(|number| IpAddr::from([10, 0, 0, number])) {
+                let pod = history.pods().find(|pod| pod.ips.contains(&ip));
+                prop_assert_eq!(history.pod_by_ip(ip, at(second)), pod);
+                let expected = history.services().find(|service| service.cluster_ips.contains(&ip));
+                let found = match history.address((ip, 80).into(), Protocol::TCP, at(second)) {
+                    Address::Vip(vip) => Some(&vip.service.key),
+                    _ => None,
+                };
+                prop_assert_eq!(found, expected.map(|service| &service.key));
             }
         }
     }
