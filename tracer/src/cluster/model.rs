@@ -3,7 +3,14 @@
 //! Owns the types, which recordings store as JSON: a new field needs `#[serde(default)]`, so that older recordings can
 //! still be read. Must not parse (that is `trim`), do I/O or know a time other than those in the objects.
 
-use std::{cmp::Ordering, fmt, net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    cmp::Ordering,
+    fmt,
+    hash::{Hash, Hasher},
+    net::IpAddr,
+    sync::Arc,
+    time::Duration,
+};
 
 use serde::{Deserialize, Serialize};
 use strum::{Display, EnumString};
@@ -65,10 +72,29 @@ impl Kind {
 }
 
 /// Namespace and name. The namespace of a Node is empty.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, Eq, Serialize, Deserialize)]
 pub struct Key {
     pub namespace: Arc<str>,
     pub name: Arc<str>,
+}
+
+/// Equal texts of one history are mostly the same text.
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        is_same(&self.name, &other.name) && is_same(&self.namespace, &other.namespace)
+    }
+}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.namespace.hash(state);
+        self.name.hash(state);
+    }
+}
+
+/// As `==`, which compares the texts themselves.
+pub(crate) fn is_same(one: &Arc<str>, other: &Arc<str>) -> bool {
+    Arc::ptr_eq(one, other) || one == other
 }
 
 /// By namespace, then by name. Each query of the history compares several keys, most of which share their namespace.
@@ -376,7 +402,10 @@ pub struct EndpointSlice {
 impl EndpointSlice {
     /// The slice port that serves `port`: by name and protocol, as kube-proxy matches them, never by number.
     pub fn port_for(&self, port: &ServicePort) -> Option<u16> {
-        self.ports.iter().find(|p| p.name == port.name && p.protocol == port.protocol).map(|p| p.port)
+        self.ports
+            .iter()
+            .find(|p| p.protocol == port.protocol && is_same(&p.name, &port.name))
+            .map(|p| p.port)
     }
 }
 

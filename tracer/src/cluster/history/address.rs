@@ -5,12 +5,13 @@
 use std::{
     fmt,
     net::{IpAddr, SocketAddr},
+    sync::Arc,
 };
 
 use super::History;
 use crate::{
     cluster::{
-        model::{AddressType, Service, ServicePort, Via},
+        model::{AddressType, Key, Service, ServicePort, Via, is_same},
         timeline::At,
     },
     net::{Cidr, Protocol},
@@ -151,12 +152,19 @@ impl History {
         })
     }
 
+    /// The Service of this name, which most likely has this address: then no name is searched for.
+    fn service_at(&self, ip: IpAddr, key: &Key, at: Timestamp) -> Option<&Arc<Service>> {
+        let mut of_address = self.indexes.service_ips.lines(&ip.to_canonical(), &self.services);
+        let found = of_address.find_map(|line| line.at(at).value().filter(|service| service.key == *key));
+        found.or_else(|| self.service(key, at))
+    }
+
     /// The Service port at `at`, found by its name, number and protocol, or else by its address.
     pub(super) fn vip_at(&self, vip: &Vip<'_>, at: Timestamp) -> Option<Vip<'_>> {
         let Vip { addr, via, service, port: known } = *vip;
-        if let Some(service) = self.service(&service.key, at)
+        if let Some(service) = self.service_at(addr.ip(), &service.key, at)
             && let Some(port) =
-                service.port(known.port, known.protocol).filter(|port| port.name == known.name)
+                service.port(known.port, known.protocol).filter(|port| is_same(&port.name, &known.name))
         {
             return Some(Vip { addr, via, service, port });
         }

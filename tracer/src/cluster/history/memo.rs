@@ -14,7 +14,7 @@ use foldhash::HashMap;
 
 use super::{History, NoEndpointsReason, Standing, Usable, Vip};
 use crate::{
-    cluster::model::{Key, Via},
+    cluster::model::{Key, Via, is_same},
     net::Protocol,
     time::Timestamp,
 };
@@ -54,7 +54,7 @@ impl<T> Answer<T> {
         self.service == vip.service.key
             && self.via == vip.via
             && self.port == vip.port.port
-            && self.port_name == vip.port.name
+            && is_same(&self.port_name, &vip.port.name)
             && self.node.as_deref() == node
     }
 }
