@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::{Arrival, Crossing, Detail, Fate, Judged, Pipeline};
 use crate::{
-    diagnosis::{self, Context, Outline, Words},
+    diagnosis::{self, Context, Outline, Surroundings, Words},
     flow::Flow,
     time::Timestamp,
     verdict::VerdictKey,
@@ -54,7 +54,7 @@ impl Pipeline {
             if self.fold(&flow) || self.leave_to_other_node(&flow, now) {
                 continue;
             }
-            self.note(&flow, now);
+            self.note(&flow);
             self.judge_or_wait(flow, now, true, &mut judged);
         }
         self.flows.return_settled(settled);
@@ -146,10 +146,14 @@ impl Pipeline {
         !refused && !flow.outcome().is_success() && diagnosis::is_to_service(flow, ctx)
     }
 
-    fn note(&mut self, flow: &Flow, now: Timestamp) {
-        let mut translations = std::mem::take(&mut self.translations);
-        translations.note(flow, &self.context(now));
-        self.translations = translations;
+    fn note(&mut self, flow: &Flow) {
+        let around = Surroundings {
+            cluster: &self.cluster.history,
+            node: &self.node,
+            node_name: self.settings.node_name.as_deref(),
+            node_netns: self.settings.node_netns,
+        };
+        self.translations.note(flow, &around);
     }
 
     fn judge_flow(&mut self, flow: &Flow, now: Timestamp) -> Option<Judged> {
@@ -165,7 +169,9 @@ impl Pipeline {
             };
             if let Some(key) = self.known_key(flow, before.as_ref(), &found) {
                 self.suppressed.attribute(flow, found.key.service.as_ref());
-                self.before.remove(&flow.id);
+                if before.is_some() {
+                    self.before.remove(&flow.id);
+                }
                 if flow.may_follow() {
                     self.remember(flow.id, key);
                 }
@@ -177,7 +183,9 @@ impl Pipeline {
             self.arrive(flow);
             return None;
         };
-        self.before.remove(&flow.id);
+        if before.is_some() {
+            self.before.remove(&flow.id);
+        }
         let mut verdict = judgement.verdict;
         self.suppressed.attribute(flow, verdict.service.as_ref());
         // A later flow may lack gaps that this one has, or have further ones.

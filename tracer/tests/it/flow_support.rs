@@ -557,7 +557,7 @@ impl World {
     /// Adds a flow that the trace observed before.
     pub(crate) fn note(&mut self, flow: &Flow) {
         let mut translations = std::mem::take(&mut self.translations);
-        translations.note(flow, &self.context(&self.shop.history(), &self.snapshot()));
+        translations.note(flow, &self.context(&self.shop.history(), &self.snapshot()).surroundings());
         self.translations = translations;
     }
 

@@ -42,7 +42,7 @@ impl Folded {
             Self { flows: flows.into_values().collect(), cluster, node, translations: Translations::new() };
         let mut translations = Translations::new();
         for flow in &folded.flows {
-            translations.note(flow, &folded.context());
+            translations.note(flow, &folded.context().surroundings());
         }
         folded.translations = translations;
         folded

@@ -6,7 +6,7 @@ use std::{net::IpAddr, time::Duration};
 
 use foldhash::HashMap;
 
-use super::{Case, Context, Finding, bounded};
+use super::{Case, Finding, Surroundings, bounded};
 use crate::{
     class::{Class, Confidence},
     cluster::{Address, Via},
@@ -39,8 +39,8 @@ struct Visits {
 pub(super) struct Visitors(HashMap<(IpAddr, TransportAddr), Visits>);
 
 impl Visitors {
-    pub(super) fn note(&mut self, flow: &Flow, ctx: &Context<'_>) {
-        if !flow.is_tcp() || flow.partial || flow.revision > 1 || !is_outside(flow, ctx) {
+    pub(super) fn note(&mut self, flow: &Flow, around: &Surroundings<'_>) {
+        if !flow.is_tcp() || flow.partial || flow.revision > 1 || !is_outside(flow, around) {
             return;
         }
         let now = flow.first_seen;
@@ -72,16 +72,16 @@ fn carried_data(flow: &Flow) -> bool {
 }
 
 /// A connection from outside the cluster to an external address.
-fn is_outside(flow: &Flow, ctx: &Context<'_>) -> bool {
+fn is_outside(flow: &Flow, Surroundings { cluster, node, .. }: &Surroundings<'_>) -> bool {
     let client = flow.orig.src.ip();
     let external = matches!(
-        ctx.cluster.address(flow.orig.dst.socket(), flow.orig.protocol, flow.first_seen),
+        cluster.address(flow.orig.dst.socket(), flow.orig.protocol, flow.first_seen),
         Address::Vip(vip) if vip.via != Via::ClusterIp
     );
     external
-        && ctx.node.is_own_address(client) != Some(true)
-        && ctx.cluster.pod_by_ip(client, flow.first_seen).is_none()
-        && ctx.cluster.node_by_ip(client, flow.first_seen).is_none()
+        && node.is_own_address(client) != Some(true)
+        && cluster.pod_by_ip(client, flow.first_seen).is_none()
+        && cluster.node_by_ip(client, flow.first_seen).is_none()
 }
 
 /// N2.
@@ -93,8 +93,9 @@ fn is_outside(flow: &Flow, ctx: &Context<'_>) -> bool {
 /// balancer's configuration decides.
 pub(super) fn judge(case: &Case<'_>) -> Option<Finding> {
     let flow = case.flow;
-    let period = case.ctx.translations.visitors(flow, || is_outside(flow, case.ctx)).period(flow)?;
-    if !is_outside(flow, case.ctx) || carried_data(flow) || flow.lost > 0 {
+    let period =
+        case.ctx.translations.visitors(flow, || is_outside(flow, &case.ctx.surroundings())).period(flow)?;
+    if !is_outside(flow, &case.ctx.surroundings()) || carried_data(flow) || flow.lost > 0 {
         return None;
     }
     let every = length(period);

@@ -98,7 +98,22 @@ pub struct Context<'a> {
     pub words: Words,
 }
 
-impl Context<'_> {
+/// What is around a flow, without the other flows.
+#[derive(Clone, Copy, Debug)]
+pub struct Surroundings<'a> {
+    pub cluster: &'a History,
+    pub node: &'a Snapshot,
+    /// As in [`Context`].
+    pub node_name: Option<&'a str>,
+    pub node_netns: Option<Netns>,
+}
+
+impl<'a> Context<'a> {
+    pub const fn surroundings(&self) -> Surroundings<'a> {
+        let Self { cluster, node, node_name, node_netns, .. } = *self;
+        Surroundings { cluster, node, node_name, node_netns }
+    }
+
     fn finding(&self, class: Class, detail: impl Say) -> Finding {
         Finding::in_words(self.words, class, detail)
     }

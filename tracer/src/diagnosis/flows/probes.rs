@@ -7,7 +7,7 @@ use std::{collections::VecDeque, time::Duration};
 use foldhash::HashMap;
 
 use super::{
-    Context, Finding, bounded,
+    Context, Finding, Surroundings, bounded,
     text::{count, word},
 };
 use crate::{
@@ -31,12 +31,12 @@ const PERIOD_SLACK: Duration = Duration::from_millis(250);
 pub(super) struct Rhythms(HashMap<TransportAddr, VecDeque<Timestamp>>);
 
 impl Rhythms {
-    pub(super) fn note(&mut self, flow: &Flow, ctx: &Context<'_>) {
-        if !flow.is_tcp() || flow.revision > 1 || flow.endpoint(ctx.node_netns).is_some() {
+    pub(super) fn note(&mut self, flow: &Flow, around: &Surroundings<'_>) {
+        if !flow.is_tcp() || flow.revision > 1 || flow.endpoint(around.node_netns).is_some() {
             return;
         }
         let dst = flow.orig.dst;
-        let Some((_, probes)) = ctx.cluster.probes(dst.ip(), dst.port(), flow.first_seen) else { return };
+        let Some((_, probes)) = around.cluster.probes(dst.ip(), dst.port(), flow.first_seen) else { return };
         if probes.len() < 2 {
             return;
         }

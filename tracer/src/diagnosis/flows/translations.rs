@@ -12,7 +12,7 @@ use std::{
 
 use foldhash::HashMap;
 
-use super::{Context, bounded, health_checks::Visitors, probes::Rhythms};
+use super::{Surroundings, bounded, health_checks::Visitors, probes::Rhythms};
 use crate::{
     cluster::{Address, Via, Vip},
     flow::{Answer, Decision, Flow},
@@ -110,14 +110,14 @@ impl Translations {
     }
 
     /// Records the client's rhythm, and NAT's decision for this flow if the client connected to a cluster IP.
-    pub fn note(&mut self, flow: &Flow, ctx: &Context<'_>) {
-        self.visitors.note(flow, ctx);
-        self.rhythms.note(flow, ctx);
-        let Some(decision) = flow.decision(ctx.node_netns) else {
+    pub fn note(&mut self, flow: &Flow, around: &Surroundings<'_>) {
+        self.visitors.note(flow, around);
+        self.rhythms.note(flow, around);
+        let Some(decision) = flow.decision(around.node_netns) else {
             // If IPVS does not track in conntrack, only its own choice shows the decision.
-            if let Some(chosen) = flow.chosen_by_ipvs(ctx.node_netns)
+            if let Some(chosen) = flow.chosen_by_ipvs(around.node_netns)
                 && matches!(
-                    ctx.cluster.address(flow.orig.dst.socket(), flow.orig.protocol, chosen.time),
+                    around.cluster.address(flow.orig.dst.socket(), flow.orig.protocol, chosen.time),
                     Address::Vip(vip) if vip.via == Via::ClusterIp
                 )
             {
@@ -125,7 +125,7 @@ impl Translations {
             }
             return;
         };
-        match ctx.cluster.address(flow.orig.dst.socket(), flow.orig.protocol, decision.time) {
+        match around.cluster.address(flow.orig.dst.socket(), flow.orig.protocol, decision.time) {
             Address::Vip(vip) if vip.via == Via::ClusterIp => {
                 if !flow.is_tcp() && flow.revision <= 1 {
                     self.note_answer(&vip, flow.answer());
@@ -136,7 +136,7 @@ impl Translations {
                 if decision.endpoint().is_some() {
                     self.translated(vip.addr, decision.time);
                 } else {
-                    self.note_untranslated(&vip, decision, ctx);
+                    self.note_untranslated(&vip, decision, around);
                 }
             }
             _ => {}
@@ -154,8 +154,8 @@ impl Translations {
         }
     }
 
-    fn note_untranslated(&mut self, vip: &Vip<'_>, decision: &Decision, ctx: &Context<'_>) {
-        let usable = || ctx.cluster.usable(vip, ctx.node_name, decision.time);
+    fn note_untranslated(&mut self, vip: &Vip<'_>, decision: &Decision, around: &Surroundings<'_>) {
+        let usable = || around.cluster.usable(vip, around.node_name, decision.time);
         if decision.confirmed.is_some()
             && vip.service.proxy_name.is_none()
             && usable().is_some_and(|usable| usable.count > 0)
