@@ -281,10 +281,11 @@ impl Opened {
             audience.warn(warning)?;
         }
         let span = self.span;
-        if span.from > Timestamp::MIN {
-            self.timeline.skip_until(span.from.saturating_sub(EARLIER));
+        let played = played(&self.timeline, span)?;
+        if played.from > Timestamp::MIN {
+            self.timeline.skip_until(played.from);
         }
-        let (part, why) = narrow::part(&self.timeline, &self.asked, span)?;
+        let (part, why) = narrow::part(&self.timeline, &self.asked, played)?;
         let is_all_judged = matches!(part, Part::Whole) && span == Span::ALL;
         self.timeline.narrow(part);
         if let Some(why) = why {
@@ -292,7 +293,7 @@ impl Opened {
         }
         let (mut others, mut has_any) = (0, false);
         while let Some(Moment { track, judgements, now }) = self.timeline.step()? {
-            if now > span.to.saturating_add(LATE) {
+            if now > played.to {
                 break;
             }
             let selected = self.selection.select(judgements, span);
@@ -351,6 +352,15 @@ impl Opened {
         ending.selected = self.asked.in_words(span).map(|only| SelectedFlows { only, others });
         Ok((Ended { nodes, ending, is_complete: lacks.is_empty() }, self.timeline))
     }
+}
+
+/// The times in which events or verdicts of flows in this span can be, on the clock of the timeline's steps.
+fn played(timeline: &Timeline, span: Span) -> Result<Span, UnusableFile> {
+    if span == Span::ALL {
+        return Ok(span);
+    }
+    let (from, to) = timeline.played(span.from, span.to.saturating_add(LATE))?;
+    Ok(Span { from: from.saturating_sub(EARLIER), to })
 }
 
 /// Whether a trace goes on after this time: then it has all that is wanted until there, wherever it was cut off.

@@ -9,7 +9,7 @@ use std::{num::NonZero, ops::Range, path::PathBuf, thread};
 use super::clock::{Alignment, Compared, Seen};
 use crate::{
     recording::{Header, Observed, Part, Reading, Tape, Tapes, UnusableFile},
-    session::{Detail, Judgements},
+    session::{Detail, Judgements, Showing},
     time::Timestamp,
 };
 
@@ -122,6 +122,16 @@ impl Timeline {
     /// The time at which a sighting of this trace is shown: on the common clock, or of a single trace by its wall clock.
     pub fn shown(&self, track: usize, observed: &Observed<'_>) -> Timestamp {
         if self.on_trace_clock { self.common(track, observed.sighting.time) } else { observed.unix }
+    }
+
+    /// Between which times of the clock that [`Self::step`] returns these times are shown. The two differ where a single
+    /// trace follows its wall clock: then all steps of that clock are read.
+    pub fn played(&self, from: Timestamp, to: Timestamp) -> Result<(Timestamp, Timestamp), UnusableFile> {
+        let mut showing = Showing::of(from, to);
+        if let ([track], false) = (self.tracks.as_slice(), self.on_trace_clock) {
+            track.tape.wall_steps(|step| showing.step(step))?;
+        }
+        Ok(showing.on_trace_clock())
     }
 
     /// The latest end of the traces on the common clock, before they are played. Without intact last blocks, a trace's

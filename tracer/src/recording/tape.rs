@@ -20,7 +20,7 @@ use super::{
 use crate::{
     cluster::model::Object,
     error::{Hint, sentence},
-    session::{Detail, Judgements},
+    session::{Detail, Judgements, WallStep},
     time::Timestamp,
 };
 
@@ -318,6 +318,26 @@ impl Tape {
     /// Passes the cluster's objects in its files to `take`, every version of each: those of the beginning, and those that
     /// arrived later.
     pub(crate) fn objects(&self, mut take: impl FnMut(&Object)) -> Result<(), UnusableFile> {
+        self.items(|assembler, mut items| {
+            while let Some(item) = assembler.next(&mut items) {
+                if let Ok(item) = item {
+                    item.objects(&mut take);
+                }
+            }
+        })
+    }
+
+    /// Passes the steps of the wall clock in its files to `take`. With an index that reads a small part of them.
+    pub(crate) fn wall_steps(&self, mut take: impl FnMut(WallStep)) -> Result<(), UnusableFile> {
+        self.items(|assembler, mut items| {
+            while let Some(step) = assembler.next_wall_step(&mut items) {
+                step.into_iter().for_each(&mut take);
+            }
+        })
+    }
+
+    /// Passes the items of each block in its files to `take`, without the records.
+    fn items(&self, mut take: impl FnMut(&mut Assembler, &[u8])) -> Result<(), UnusableFile> {
         for path in &self.all {
             let opened = regular(path)
                 .and_then(|file| Reader::open(file).map_err(|error| UnusableFile::open(path, &error)));
@@ -330,12 +350,7 @@ impl Tape {
                 if block.after_damage {
                     assembler.forget();
                 }
-                let mut items = block.items.as_slice();
-                while let Some(item) = assembler.next(&mut items) {
-                    if let Ok(item) = item {
-                        item.objects(&mut take);
-                    }
-                }
+                take(&mut assembler, &block.items);
             }
         }
         Ok(())

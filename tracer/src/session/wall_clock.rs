@@ -65,6 +65,54 @@ impl WallSteps {
     }
 }
 
+/// The part of a trace in which its wall clock shows the times of a span. A clock that is set back shows times again, and
+/// one that is set forward shows them early.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Showing {
+    /// On the wall clock.
+    from: Timestamp,
+    to: Timestamp,
+    /// On the clock of the trace, as far as the steps are known.
+    first: Timestamp,
+    last: Timestamp,
+    /// The distance after the latest step, and when that was.
+    ahead_ns: i64,
+    since: Timestamp,
+}
+
+impl Showing {
+    /// Of a span that does not end before it begins.
+    pub(crate) const fn of(from: Timestamp, to: Timestamp) -> Self {
+        Self { from, to, first: Timestamp::MAX, last: Timestamp::MIN, ahead_ns: 0, since: Timestamp::MIN }
+    }
+
+    /// The next step.
+    pub(crate) fn step(&mut self, step: WallStep) {
+        let at = step.at.max(self.since);
+        self.pass(at);
+        (self.ahead_ns, self.since) = (step.ahead_ns, at);
+    }
+
+    /// The first and the last time of the trace in which the wall clock shows a time of the span, if it shows one.
+    pub(crate) fn on_trace_clock(mut self) -> (Timestamp, Timestamp) {
+        self.pass(Timestamp::MAX);
+        (self.first, self.last)
+    }
+
+    /// The distance lasts until before `until`.
+    fn pass(&mut self, until: Timestamp) {
+        let own = |time: Timestamp| match time {
+            Timestamp::MIN | Timestamp::MAX => time,
+            _ => time.shifted(self.ahead_ns.saturating_neg()),
+        };
+        let (from, to) = (own(self.from), own(self.to));
+        if from.max(self.since) < until && self.since <= to {
+            self.first = self.first.min(from.max(self.since));
+            self.last = self.last.max(to.min(until));
+        }
+    }
+}
+
 /// A step of this size in words, without the inaccuracy of its measurement.
 pub(super) fn in_words(size_ns: i64) -> String {
     const UNIT_MS: u64 = 100;
@@ -155,7 +203,47 @@ impl WallClock {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn no_time_outside_is_shown_in_the_span(
+            steps in prop::collection::vec((100..200_u64, -50..50_i64), 0..5),
+            from in 60..240_u64,
+            length in 0..60_u64,
+        ) {
+            let at = Timestamp::from_unix_secs;
+            let mut steps: Vec<_> = steps
+                .into_iter()
+                .map(|(second, ahead)| WallStep { at: at(second), ahead_ns: ahead * 1_000_000_000 })
+                .collect();
+            steps.sort_by_key(|step| step.at);
+            let mut showing = Showing::of(at(from), at(from + length));
+            let mut distances = WallSteps::default();
+            for step in steps {
+                showing.step(step);
+                distances.add(step);
+            }
+            let (first, last) = showing.on_trace_clock();
+            let is_shown = |second: &u64| (at(from)..=at(from + length)).contains(&distances.unix(at(*second)));
+            let shown: Vec<u64> = (0..400).filter(is_shown).collect();
+            prop_assert!(shown.iter().all(|second| first <= at(*second) && at(*second) <= last));
+            if let [earliest, .., latest] = shown.as_slice() {
+                prop_assert_eq!(first, at(*earliest));
+                // A step ends the time before it.
+                prop_assert!(last <= at(latest + 1));
+            }
+        }
+    }
+
+    #[test]
+    fn a_span_without_bounds_has_none_on_the_clock_of_the_trace() {
+        let mut showing = Showing::of(Timestamp::MIN, Timestamp::MAX);
+        showing.step(WallStep { at: Timestamp::from_unix_secs(9), ahead_ns: -5_000_000_000 });
+        assert_eq!(showing.on_trace_clock(), (Timestamp::MIN, Timestamp::MAX));
+    }
 
     #[test]
     fn each_time_has_the_distance_of_then() {

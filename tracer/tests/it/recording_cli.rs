@@ -68,6 +68,77 @@ fn records_and_exit_status_equal_those_of_the_live_trace() {
     assert!(table.contains("shop/cart") && table.contains("C20"), "{table}");
 }
 
+/// A recording of two bursts of traffic half an hour apart, before the second of which the wall clock is stepped.
+fn stepped(path: &Path, step_ns: i64) {
+    let corpus = corpus("debian-6.12");
+    let header = header(&corpus);
+    let mut live = Live::new(&header, Detail::All, path);
+    for (burst, mut record) in (0..2).flat_map(|burst| {
+        Traffic::new(&corpus, 3 + burst, 200.0).take(600).map(move |record| (burst, record))
+    }) {
+        let offset = burst * HALF_HOUR.as_nanos() as u64;
+        if burst == 1 && live.now < header.started.saturating_add(HALF_HOUR) {
+            live.pass(HALF_HOUR);
+            live.recorded.measure_wall_clock(live.now, step_ns);
+        }
+        let time = u64::from_le_bytes(record[..8].try_into().unwrap()) + offset;
+        record[..8].copy_from_slice(&time.to_le_bytes());
+        live.turn([record.as_slice()]);
+    }
+    live.pass(Duration::from_secs(10));
+    live.end();
+}
+
+const HALF_HOUR: Duration = Duration::from_mins(30);
+
+/// The flows with a time that begins so, of those that a replay of this selection shows.
+fn flows_at(path: &Path, time: &str, selection: &[&str]) -> usize {
+    let (_, stdout, stderr) = replay(path, &[&["-o", "json", "--all"], selection].concat());
+    assert!(!stderr.contains("error: "), "{stderr}");
+    let is_then = |line: &&str| {
+        let record: serde_json::Value = serde_json::from_str(line).unwrap();
+        record["flow"]["started"].as_str().unwrap().starts_with(time)
+    };
+    stdout.lines().filter(is_then).count()
+}
+
+#[test]
+fn a_time_that_the_wall_clock_shows_twice_is_replayed_twice() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("back.viptrace");
+    // The recording begins at midnight: the second burst is at half past eleven of the day before.
+    stepped(&path, -3_600_000_000_000);
+    let all = flows_at(&path, "2026-11-30T23:30:", &[]);
+    assert!(all > 100, "{all}");
+    for selection in [
+        &["--until", "2026-12-01T00:00:30Z"][..],
+        &["--until", "2026-11-30T23:30:30Z"],
+        &["--since", "2026-11-30T23:30:00Z", "--until", "2026-11-30T23:31:00Z"],
+    ] {
+        assert_eq!(flows_at(&path, "2026-11-30T23:30:", selection), all, "{selection:?}");
+    }
+    let first = flows_at(&path, "2026-12-01T00:00:", &[]);
+    assert!(first > 100, "{first}");
+    assert_eq!(flows_at(&path, "2026-12-01T00:00:", &["--since", "2026-12-01T00:00:00Z"]), first);
+    assert_eq!(flows_at(&path, "2026-12-01T00:00:", &["--until", "2026-11-30T23:31:00Z"]), 0);
+}
+
+#[test]
+fn times_after_a_wall_clock_was_set_forward_are_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("forward.viptrace");
+    stepped(&path, 7_200_000_000_000);
+    let all = flows_at(&path, "2026-12-01T02:30:", &[]);
+    assert!(all > 100, "{all}");
+    for selection in [
+        &["--since", "2026-12-01T02:30:00Z"][..],
+        &["--since", "2026-12-01T01:00:00Z", "--until", "2026-12-01T02:31:00Z"],
+    ] {
+        assert_eq!(flows_at(&path, "2026-12-01T02:30:", selection), all, "{selection:?}");
+    }
+    assert_eq!(flows_at(&path, "2026-12-01T02:30:", &["--until", "2026-12-01T01:00:00Z"]), 0);
+}
+
 #[test]
 fn the_target_is_part_of_the_recording() {
     let folder = tempfile::tempdir().unwrap();

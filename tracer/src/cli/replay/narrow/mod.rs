@@ -10,7 +10,6 @@ mod tests;
 
 use std::collections::BTreeSet;
 
-use super::{EARLIER, LATE};
 use crate::{
     cli::{
         selection::{Selection, Span},
@@ -29,12 +28,13 @@ const MAX_ROUNDS: usize = 6;
 /// A part, and a note for the user.
 type Chosen = (Part, Option<String>);
 
-/// The part of the timeline that the user's selection needs, and the reason if it is all although the user asked for less.
-pub(super) fn part(timeline: &Timeline, selection: &Selection, span: Span) -> Result<Chosen, UnusableFile> {
+/// The part of the timeline that the user's selection needs in the times to be played, and the reason if it is all although
+/// the user asked for less.
+pub(super) fn part(timeline: &Timeline, selection: &Selection, within: Span) -> Result<Chosen, UnusableFile> {
     let [track] = timeline.tracks() else { return Ok((Part::Whole, None)) };
     let tape = track.tape();
     let has_addresses = selection.flow.is_some() || selection.client.is_some() || selection.target.is_some();
-    if !has_addresses && span.from == Timestamp::MIN {
+    if !has_addresses && within.from == Timestamp::MIN {
         return Ok((Part::Whole, None));
     }
     match tape.index() {
@@ -47,7 +47,7 @@ pub(super) fn part(timeline: &Timeline, selection: &Selection, span: Span) -> Re
     }
     let Some(mut wanted) = addresses(tape, selection)? else { return Ok((Part::Whole, None)) };
     for _ in 0..MAX_ROUNDS {
-        let (mut grown, others) = try_out(tape, &wanted, span)?;
+        let (mut grown, others) = try_out(tape, &wanted, within)?;
         if grown.has_overflown() {
             return Ok(whole("these flows have too many addresses"));
         }
@@ -98,19 +98,23 @@ fn addresses(tape: &Tape, selection: &Selection) -> Result<Option<Wanted>, Unusa
 }
 
 /// Plays the part. Returns the addresses with those learned, and the other flows that verdicts rest on.
-fn try_out(tape: &Tape, wanted: &Wanted, span: Span) -> Result<(Wanted, BTreeSet<OtherFlows>), UnusableFile> {
+fn try_out(
+    tape: &Tape,
+    wanted: &Wanted,
+    within: Span,
+) -> Result<(Wanted, BTreeSet<OtherFlows>), UnusableFile> {
     let mut tape = tape.again();
     tape.open(|player| {
         player.judge_all();
         player.recorded().note_other_flows();
-        if span.from > Timestamp::MIN {
-            player.skip_until(span.from.saturating_sub(EARLIER));
+        if within.from > Timestamp::MIN {
+            player.skip_until(within.from);
         }
         // A file that cannot be read fails in the first step.
         let _ = player.narrow(Part::Flows(Box::new(wanted.clone())));
     });
     while let Some((_, now)) = tape.step()? {
-        if now > span.to.saturating_add(LATE) {
+        if now > within.to {
             break;
         }
     }

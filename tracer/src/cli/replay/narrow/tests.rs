@@ -8,7 +8,10 @@ use std::{
 
 use proptest::{prelude::*, sample::Index};
 
-use super::{EARLIER, LATE, note, part};
+use super::{
+    super::{EARLIER, played},
+    note, part,
+};
 use crate::{
     cli::{
         selection::{FlowAddresses, Selection, Span},
@@ -34,15 +37,16 @@ type Row = (Verdict, String);
 fn query(path: &Path, selection: &Selection, span: Span, by_index: bool) -> (Vec<Row>, Option<Reading>) {
     let mut timeline = Timeline::open(&[path.to_owned()]).unwrap();
     timeline.set_detail(Detail::All);
-    if span.from > Timestamp::MIN {
-        timeline.skip_until(span.from.saturating_sub(EARLIER));
+    let played = played(&timeline, span).unwrap();
+    if played.from > Timestamp::MIN {
+        timeline.skip_until(played.from);
     }
     if by_index {
-        timeline.narrow(part(&timeline, selection, span).unwrap().0);
+        timeline.narrow(part(&timeline, selection, played).unwrap().0);
     }
     let mut rows = Vec::new();
     while let Some(Moment { judgements, now, .. }) = timeline.step().unwrap() {
-        if now > span.to.saturating_add(LATE) {
+        if now > played.to {
             break;
         }
         for judged in selection.select(judgements, span).wanted.judged {
