@@ -54,12 +54,11 @@ static RECORDED_NET: Array<u64> = Array::with_max_entries(1, 0);
 /// Not 0 where an agent records.
 #[unsafe(no_mangle)]
 static RECORDER: Global<u32> = Global::new(0);
-/// The only namespace whose decisions are kept and counted: that of kube-proxy's rules. 0 for all.
+/// The only namespace whose connections are counted: that of kube-proxy's rules. 0 for all.
 ///
-/// The decisions of another one are no answer to the question for a connection's Service and endpoint, but would be found in
-/// place of it, being newer: a Pod's sidecar redirects what was translated before, and another node on this kernel (kind)
-/// confirms the connections that arrive there. A redirection to the loopback address comes before, and is kept: the
-/// connection gets no further.
+/// A decision of another one is kept for a client of which nothing is kept. Otherwise it would be found in place of the answer
+/// to the question for a connection's Service and endpoint, being newer: a Pod's sidecar redirects what was translated
+/// before, and another node on this kernel (kind) confirms the connections that arrive there.
 #[unsafe(no_mangle)]
 static RECORDED_NETNS: Global<u32> = Global::new(0);
 /// A connection whose hash is below is reported although it is healthy.
@@ -156,7 +155,7 @@ pub(crate) fn keep(ct: u64) -> bool {
     }
     let translated = halves(orig[DST + PORT]).0 != halves(reply[PORT]).0
         || !same_address(address::<DST>(orig), address::<0>(reply));
-    let part = if translated { Part::Translated } else { part(&end::<DST>(orig, protocol)) };
+    let mut part = if translated { Part::Translated } else { part(&end::<DST>(orig, protocol)) };
     if part == Part::Nothing {
         return false;
     }
@@ -165,8 +164,11 @@ pub(crate) fn keep(ct: u64) -> bool {
         if part != Part::Endpoint {
             count(orig, reply, protocol);
         }
-    } else if !is_loopback(address::<0>(reply)) {
+    } else if has_decision(orig, protocol) {
         return false;
+    } else if part == Part::Address {
+        // Only the node's own namespace has to translate it.
+        part = Part::Endpoint;
     }
     let client = end::<0>(orig, protocol);
     let hash = hash(&client);
@@ -198,7 +200,7 @@ pub(crate) fn keep(ct: u64) -> bool {
     reported
 }
 
-/// Whether decisions of the namespace at this address are kept.
+/// Whether the connections of the namespace at this address are counted.
 #[inline(always)]
 fn is_recorded(net: u64) -> bool {
     if RECORDED_NETNS.load() == 0 {
@@ -223,11 +225,10 @@ fn is_recorded_by_number(net: u64) -> bool {
     netns == 0
 }
 
-/// Whether it is 127.0.0.0/8 or `::1`.
-#[inline(always)]
-fn is_loopback([a, b, c, d]: [u32; 4]) -> bool {
-    let is_v4 = a & u32::from_be(0xff00_0000) == u32::from_be(0x7f00_0000) && b == 0 && c == 0 && d == 0;
-    is_v4 || a == 0 && b == 0 && c == 0 && d == u32::from_be(1)
+/// Whether a decision of the source of this tuple is kept.
+#[inline(never)]
+fn has_decision(orig: &Tuple, protocol: u16) -> bool {
+    !find(&end::<0>(orig, protocol)).is_null()
 }
 
 /// Puts a decision in the place of the oldest of its set. Two CPUs that do so in one set at the same time may leave one of

@@ -126,7 +126,7 @@ fn leave_to_neighbour(stage: &mut Stage) -> Result<()> {
         let theirs: Vec<String> = records.iter().filter(of_neighbour).map(ToString::to_string).collect();
         ensure!(theirs.is_empty(), "records of another node's connections:\n{}", theirs.join("\n"));
         ensure!(
-            ended.stderr.contains("of other nodes on this kernel (worker-2)"),
+            ended.stderr.contains(" of worker-2, on the same kernel as this node"),
             "the summary does not say that flows were left to another node: {}",
             ended.stderr
         );

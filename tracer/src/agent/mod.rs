@@ -339,8 +339,11 @@ impl Agent {
             for gap in status.gaps(now) {
                 self.context.log.warn("metadata", &gap);
             }
-            if let Some(line) = pipeline.left_to_other_nodes().filter(|_| !self.knows_neighbours) {
+            if let Some(nodes) = pipeline.other_nodes().filter(|_| !self.knows_neighbours) {
                 self.knows_neighbours = true;
+                let line = format!(
+                    "other nodes share this kernel ({nodes}): their flows are left to the agents there"
+                );
                 self.context.log.info("gap", &line);
             }
         }

@@ -29,7 +29,8 @@ use crate::net::{Netns, Protocol};
 /// An agent's requests to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecorderOptions {
-    /// The only namespace whose decisions are kept and counted: that of kube-proxy's rules; `None` for all.
+    /// The only namespace whose connections are counted, and whose decisions come before those of others: that of kube-proxy's
+    /// rules; `None` for all.
     pub netns: Option<Netns>,
     /// One of so many healthy connections is reported, chosen by the hash of the client's address and port; 0 for none.
     pub sample: u32,

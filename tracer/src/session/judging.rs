@@ -126,9 +126,15 @@ impl Pipeline {
 
     /// Counts the flow if another node on this kernel reports it, unless it has a verdict already.
     fn leave_to_other_node(&mut self, flow: &Flow, now: Timestamp) -> bool {
-        let node = diagnosis::other_node(flow, &self.context(now)).filter(|_| flow.revision <= 1);
-        let Some(node) = node.map(str::to_owned) else { return false };
-        self.neighbours.count(node);
+        if self.before.contains_key(&flow.id) {
+            return false;
+        }
+        let Some(node) = diagnosis::other_node(flow, &self.context(now)).map(str::to_owned) else {
+            return false;
+        };
+        if flow.revision <= 1 {
+            self.neighbours.count(node);
+        }
         true
     }
 

@@ -427,6 +427,11 @@ impl Pipeline {
         self.wall_clock.lines()
     }
 
+    /// The other nodes on this kernel, in words, as far as their flows were observed.
+    pub(crate) fn other_nodes(&self) -> Option<String> {
+        self.neighbours.names()
+    }
+
     /// The line of the summary about flows that are left to other nodes.
     pub(crate) fn left_to_other_nodes(&self) -> Option<String> {
         self.neighbours.line()

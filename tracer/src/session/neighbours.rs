@@ -25,16 +25,21 @@ impl Neighbours {
 
     /// The line of the summary.
     pub(super) fn line(&self) -> Option<String> {
+        let flows = text::count(self.flows, "flow");
+        let left = |names| {
+            format!(
+                "left out: {flows} of {names}, on the same kernel as this node; a trace there reports them"
+            )
+        };
+        self.names().map(left)
+    }
+
+    /// The names of the nodes, if there are any.
+    pub(super) fn names(&self) -> Option<String> {
         let mut names: Vec<&str> = self.nodes.iter().map(String::as_str).take(MAX_NAMES).collect();
         if self.nodes.len() > MAX_NAMES {
             names.push("others");
         }
-        (self.flows > 0).then(|| {
-            format!(
-                "{} of other nodes on this kernel ({}), which a trace there reports",
-                text::count(self.flows, "flow"),
-                text::list(&names)
-            )
-        })
+        (!names.is_empty()).then(|| text::list(&names))
     }
 }

@@ -8,6 +8,7 @@ use crate::{
 };
 use viptrace::{
     class::Class, cluster::model::Object, diagnosis::other_node, flow::Flow, net::Netns, node::RuleEffect,
+    sighting::TcpState,
 };
 
 const OTHER_NODE: Netns = Netns(4_026_533_000);
@@ -88,6 +89,26 @@ fn a_flow_of_this_node_stays_its_own() {
     }
 }
 
+/// A virtual machine or a container in a Pod: its addresses are the Pod's own matter, and another Pod may have them.
+#[test]
+fn a_flow_that_a_pod_masqueraded_is_decided_here() {
+    let world = world();
+    let mut script = Script::new(THERE, VIP, Some(EP)).confirm(60_000);
+    script.out[0].netns = CLIENT_NS;
+    let masqueraded = Script::new(CLIENT, VIP, Some(EP)).confirm(60_001);
+    script.out.extend(masqueraded.out);
+    let mut theirs = flow(script);
+    assert_eq!(theirs.decisions.len(), 1, "the two entries are two flows without their link");
+    let here = flow(Script::new(CLIENT, VIP, Some(EP)).confirm(60_001)).decisions[0];
+    theirs.decisions.push(here);
+    assert_eq!(owner(&world, &theirs), None);
+    // A target is no proof of its own where nothing elsewhere decided.
+    let mut silent =
+        decided_there(Script::new("172.17.0.2:40000", "192.168.1.3:30080", Some(EP)).refused(60_000));
+    silent.decisions.clear();
+    assert_eq!(owner(&world, &silent), None);
+}
+
 /// With a wrong name every flow of this node would be another's.
 #[test]
 fn with_a_name_that_is_not_this_nodes_no_flow_is_another_nodes() {
@@ -113,6 +134,10 @@ fn a_sidecar_took_the_connection() {
     for (script, what) in [
         (redirected(VIP).refused(60_000), "refused a connection to shop/cart:http"),
         (redirected(VIP).silent(60_000), "did not answer a connection to shop/cart:http"),
+        (
+            redirected(VIP).established(60_000).receive_reset(61_000, TcpState::Established),
+            "ended with a RST a connection to shop/cart:http",
+        ),
     ] {
         let failed = judge(script);
         assert_eq!(failed.class, Class::Unknown);
@@ -124,4 +149,11 @@ fn a_sidecar_took_the_connection() {
     without.node.rules = Rules::Vip(RuleEffect::Missing);
     let flow = in_netns(redirected(VIP).refused(60_000), CLIENT_NS);
     assert_eq!(without.judge(&flow).unwrap().class, Class::Unknown);
+    let mut nothing = World::new();
+    nothing.node.rules = Rules::Nothing;
+    assert_eq!(nothing.judge(&flow).unwrap().class, Class::Unknown);
+    // Where the node's namespace is unknown, a proxy of the whole node would look the same.
+    let mut anywhere = World::new();
+    anywhere.node_netns = None;
+    assert!(!anywhere.judge(&flow).unwrap().root_cause.contains("proxy"));
 }

@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use super::{Case, Finding, ipvs, text::length};
+use super::{Case, Finding, ipvs, sidecar, text::length};
 use crate::{
     class::{Class, Confidence, Severity, action},
     cluster::{Usable, Via},
@@ -71,6 +71,7 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
         && case.endpoint.is_none()
         && rules == Presence::Absent
         && case.has_hook(Hook::Confirm)
+        && !sidecar::is_redirected(case)
         && matches!(
             case.outcome,
             Outcome::Stalled

@@ -7,19 +7,22 @@ use super::Context;
 use crate::{flow::Flow, net::Netns};
 
 /// The other node on this kernel whose flow this is: the API places its client there, or its target if the client is
-/// unknown; it was first observed outside the namespace of this node's rules; and that namespace decided nothing for it.
-/// `None` too where this node's name is not that of a Node with its addresses, because all its flows would be another's.
+/// unknown and another namespace decided; it was first observed outside the namespace of this node's rules; and that namespace
+/// decided nothing about this address for it. `None` too where this node's name is not that of a Node with its addresses,
+/// because all its flows would be another's.
 pub fn other_node<'a>(flow: &Flow, ctx: &Context<'a>) -> Option<&'a str> {
     let (own_netns, own_node) = (ctx.node_netns?, ctx.node_name?);
-    let is_elsewhere = flow.netns != own_netns && flow.netns != Netns::default();
-    if !is_elsewhere
-        || flow.decision(ctx.node_netns).is_some()
-        || flow.chosen_by_ipvs(ctx.node_netns).is_some()
-    {
+    let is_here = |netns: Netns| netns == own_netns || netns == Netns::default();
+    // A Pod that masquerades what its guests send has another address in this node's decision.
+    let decided_here = flow
+        .decisions
+        .iter()
+        .any(|decision| is_here(decision.netns) && decision.ct.orig.dst == flow.orig.dst);
+    if is_here(flow.netns) || decided_here || flow.chosen_by_ipvs(ctx.node_netns).is_some() {
         return None;
     }
     let (client, target) = (flow.orig.src.ip(), flow.orig.dst.ip());
-    // A target in ipvs mode is an address of every node.
+    // Only the client is compared: in ipvs mode every node has the Services' addresses.
     let is_own = |address: &IpAddr| ctx.node.is_own_address(*address) == Some(true);
     let named = ctx.cluster.node(own_node, flow.first_seen)?;
     if is_own(&client) || !named.addresses.iter().any(is_own) {
@@ -30,6 +33,6 @@ pub fn other_node<'a>(flow: &Flow, ctx: &Context<'a>) -> Option<&'a str> {
         pod.or_else(|| Some(&*ctx.cluster.node_by_ip(address, flow.first_seen)?.key.name))
     };
     let target = node_of(target);
-    let node = node_of(client).or(target)?;
+    let node = node_of(client).or_else(|| target.filter(|_| !flow.decisions.is_empty()))?;
     (node != own_node && target != Some(own_node)).then_some(node)
 }

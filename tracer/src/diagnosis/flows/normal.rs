@@ -21,8 +21,10 @@ pub(super) fn judge(case: &Case<'_>) -> Option<Finding> {
     if is_own_service(case) {
         return Some(own_service(case));
     }
-    if let Some(finding) = sidecar::answered(case) {
-        return Some(finding);
+    let is_reset = matches!(case.outcome, Outcome::Reset(ResetBy::Endpoint | ResetBy::Unknown));
+    let by_proxy = if is_reset { sidecar::failed(case) } else { sidecar::answered(case) };
+    if by_proxy.is_some() {
+        return by_proxy;
     }
     let finding = match case.outcome {
         Outcome::Pending if !case.flow.is_tcp() => datagrams::sent(case),

@@ -19,6 +19,8 @@ pub(super) fn failed(case: &Case<'_>) -> Option<Finding> {
     let what = match case.outcome {
         Outcome::Refused | Outcome::Rejected => "refused",
         Outcome::Reset(_) => "ended with a RST",
+        Outcome::Silent => "fell silent on",
+        Outcome::Dropped | Outcome::Unreachable => "was not reached by the packets of",
         _ => "did not answer",
     };
     let finding = case
@@ -32,7 +34,8 @@ pub(super) fn failed(case: &Case<'_>) -> Option<Finding> {
         )
         .confidence(Confidence::Low)
         .unobserved(
-            "why: the proxy's log (`kubectl logs POD -c istio-proxy`, or linkerd-proxy), and whether it is ready",
+            "why: the proxy's log (`kubectl logs POD -c istio-proxy`, or linkerd-proxy; in Istio's ambient mode that of \
+             ztunnel on the node), and whether it is ready",
         );
     Some(redirection.named_in(finding))
 }
@@ -71,13 +74,20 @@ impl Redirection<'_> {
     }
 }
 
+/// `None` where the namespace of this node's rules is unknown: a proxy of the whole node would look the same.
 fn redirection<'a>(case: &Case<'a>) -> Option<Redirection<'a>> {
+    let (flow, node_netns) = (case.flow, case.ctx.node_netns?);
     if case.decision.is_some() || case.endpoint.is_some() {
         return None;
     }
-    let flow = case.flow;
     flow.decisions.iter().find_map(|decision| {
         let proxy = decision.endpoint().filter(|endpoint| endpoint.ip().is_loopback())?;
-        (decision.ct.orig == flow.orig).then_some(Redirection { decision, proxy })
+        let is_clients = decision.netns == flow.netns && decision.netns != node_netns;
+        (is_clients && decision.ct.orig == flow.orig).then_some(Redirection { decision, proxy })
     })
+}
+
+/// Whether such a proxy took the connection.
+pub(super) fn is_redirected(case: &Case<'_>) -> bool {
+    redirection(case).is_some()
 }
