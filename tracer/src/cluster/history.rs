@@ -329,6 +329,12 @@ impl History {
         nodes.find(|node| node.addresses.contains(&ip))
     }
 
+    /// The name of the node that has this address, or whose Pod has it.
+    pub(crate) fn node_of(&self, ip: IpAddr, at: Timestamp) -> Option<&Arc<str>> {
+        let of_pod = self.pod_by_ip(ip, at).and_then(|pod| pod.node.as_ref());
+        of_pod.or_else(|| Some(&self.node_by_ip(ip, at)?.key.name))
+    }
+
     /// The kubelet's probes of this address and port (N1), at least one, and the Pod that held the address at `at`. For a
     /// node's address, those of a Pod on the host's network. A match is no proof: port 8080 also carries user traffic.
     pub fn probes(&self, ip: IpAddr, port: u16, at: Timestamp) -> Option<(&Arc<Pod>, Vec<&Probe>)> {

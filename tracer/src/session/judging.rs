@@ -4,10 +4,12 @@
 
 use std::sync::Arc;
 
-use super::{Arrival, Crossing, Detail, Fate, Judged, Pipeline};
+use super::{Arrival, Crossing, Detail, Fate, Judged, Pipeline, Settings};
 use crate::{
+    cluster::History,
     diagnosis::{self, Context, Outline, Surroundings, Words},
     flow::Flow,
+    node::Snapshot,
     time::Timestamp,
     verdict::VerdictKey,
 };
@@ -51,7 +53,7 @@ impl Pipeline {
             {
                 crossings.extend(Crossing::of(&flow));
             }
-            if self.fold(&flow) || self.leave_to_other_node(&flow, now) {
+            if self.fold(&flow) || self.leave_to_other_node(&flow) {
                 continue;
             }
             self.note(&flow);
@@ -125,13 +127,12 @@ impl Pipeline {
     }
 
     /// Counts the flow if another node on this kernel reports it, unless it has a verdict already.
-    fn leave_to_other_node(&mut self, flow: &Flow, now: Timestamp) -> bool {
+    fn leave_to_other_node(&mut self, flow: &Flow) -> bool {
         if self.before.contains_key(&flow.id) {
             return false;
         }
-        let Some(node) = diagnosis::other_node(flow, &self.context(now)).map(str::to_owned) else {
-            return false;
-        };
+        let around = surroundings(&self.settings, &self.cluster.history, &self.node);
+        let Some(node) = diagnosis::other_node(flow, &around).map(str::to_owned) else { return false };
         if flow.revision <= 1 {
             self.neighbours.count(node);
         }
@@ -153,12 +154,7 @@ impl Pipeline {
     }
 
     fn note(&mut self, flow: &Flow) {
-        let around = Surroundings {
-            cluster: &self.cluster.history,
-            node: &self.node,
-            node_name: self.settings.node_name.as_deref(),
-            node_netns: self.settings.node_netns,
-        };
+        let around = surroundings(&self.settings, &self.cluster.history, &self.node);
         self.translations.note(flow, &around);
     }
 
@@ -280,4 +276,9 @@ impl Pipeline {
             words: Words::Written,
         }
     }
+}
+
+/// Of its parts, so that the rest of the pipeline can change meanwhile.
+fn surroundings<'a>(settings: &'a Settings, cluster: &'a History, node: &'a Snapshot) -> Surroundings<'a> {
+    Surroundings { cluster, node, node_name: settings.node_name.as_deref(), node_netns: settings.node_netns }
 }

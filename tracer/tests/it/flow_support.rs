@@ -51,6 +51,14 @@ pub(crate) struct Script {
 }
 
 impl Script {
+    /// With the events of the node's namespace in this one.
+    pub(crate) fn in_netns(mut self, netns: Netns) -> Self {
+        for sighting in self.out.iter_mut().filter(|sighting| sighting.netns == NODE) {
+            sighting.netns = netns;
+        }
+        self
+    }
+
     pub(crate) fn new(client: &str, vip: &str, endpoint: Option<&str>) -> Self {
         Self {
             protocol: Protocol::TCP,

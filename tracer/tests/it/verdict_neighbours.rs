@@ -3,7 +3,7 @@
 
 use crate::{
     cluster_support::{Shop, pod},
-    flow_support::{CLIENT, CLIENT_NS, EP, NODE, Script, VIP, World, addr, fold, last_revisions},
+    flow_support::{CLIENT, CLIENT_NS, EP, Script, VIP, World, addr, fold, last_revisions},
     node_support::Rules,
 };
 use viptrace::{
@@ -30,17 +30,7 @@ fn world() -> World {
 
 /// The script's flow, with the decisions of the other node's rules.
 fn decided_there(script: Script) -> Flow {
-    in_netns(script, OTHER_NODE)
-}
-
-/// The script's flow, with its decisions in this namespace.
-fn in_netns(mut script: Script, netns: Netns) -> Flow {
-    for sighting in &mut script.out {
-        if sighting.netns == NODE {
-            sighting.netns = netns;
-        }
-    }
-    flow(script)
+    flow(script.in_netns(OTHER_NODE))
 }
 
 fn flow(script: Script) -> Flow {
@@ -49,7 +39,7 @@ fn flow(script: Script) -> Flow {
 
 fn owner(world: &World, flow: &Flow) -> Option<String> {
     let (history, snapshot) = (world.shop.history(), world.snapshot());
-    other_node(flow, &world.context(&history, &snapshot)).map(str::to_owned)
+    other_node(flow, &world.context(&history, &snapshot).surroundings()).map(str::to_owned)
 }
 
 #[test]
@@ -127,7 +117,7 @@ fn with_a_name_that_is_not_this_nodes_no_flow_is_another_nodes() {
 fn a_sidecar_took_the_connection() {
     let redirected = |to| Script::new(CLIENT, to, Some("127.0.0.1:15001"));
     let world = World::new();
-    let judge = |script| world.judge(&in_netns(script, CLIENT_NS)).unwrap();
+    let judge = |script: Script| world.judge(&flow(script.in_netns(CLIENT_NS))).unwrap();
     let healthy = judge(redirected(VIP).healthy(60_000));
     assert_eq!(healthy.class, Class::Ok);
     assert!(healthy.root_cause.contains("a proxy in the client's own Pod (127.0.0.1:15001)"), "{healthy:?}");
@@ -147,7 +137,7 @@ fn a_sidecar_took_the_connection() {
     // Its rules are not this connection's, whatever their state.
     let mut without = World::of(Shop::with_endpoints(&[]));
     without.node.rules = Rules::Vip(RuleEffect::Missing);
-    let flow = in_netns(redirected(VIP).refused(60_000), CLIENT_NS);
+    let flow = flow(redirected(VIP).refused(60_000).in_netns(CLIENT_NS));
     assert_eq!(without.judge(&flow).unwrap().class, Class::Unknown);
     let mut nothing = World::new();
     nothing.node.rules = Rules::Nothing;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     cluster_support::{NOT_READY, READY, Shop, TERMINATING},
-    flow_support::{CLIENT, CLIENT_NS, EP, NODE, Script, VIP, World, addr, at, fold, last_revisions},
+    flow_support::{CLIENT, CLIENT_NS, EP, Script, VIP, World, addr, at, fold, last_revisions},
     node_support::Rules,
     session_support::settings,
 };
@@ -31,15 +31,6 @@ fn to_cart() -> Script {
 
 fn says(verdict: &Verdict, what: &str) -> bool {
     verdict.evidence.iter().any(|evidence| evidence.content.contains(what))
-}
-
-fn in_netns(mut script: Script, netns: Netns) -> Script {
-    for sighting in &mut script.out {
-        if sighting.netns == NODE {
-            sighting.netns = netns;
-        }
-    }
-    script
 }
 
 /// A new Pod's endpoint is in kube-proxy's rules 300 ms before viptrace's watch reports it.
@@ -171,19 +162,19 @@ fn an_old_kube_proxy_does_not_send_to_terminating_endpoints() {
 #[test]
 fn another_nodes_refusal_on_this_machine_is_its_kube_proxys() {
     let refused =
-        || in_netns(Script::new(CLIENT, VIP, None).unreach(60_000, 3).connect_failed(60_001), OTHER_NODE);
+        || Script::new(CLIENT, VIP, None).unreach(60_000, 3).connect_failed(60_001).in_netns(OTHER_NODE);
     assert_eq!(World::of(Shop::with_endpoints(&[])).verdict(refused(), 70_000).class, Class::C20);
     // With endpoints, or with a code that kube-proxy never sends, it is a firewall's.
     assert_eq!(World::new().verdict(refused(), 70_000).class, Class::C30);
     let prohibited =
-        in_netns(Script::new(CLIENT, VIP, None).unreach(60_000, 13).connect_failed(60_001), OTHER_NODE);
+        Script::new(CLIENT, VIP, None).unreach(60_000, 13).connect_failed(60_001).in_netns(OTHER_NODE);
     assert_eq!(World::of(Shop::with_endpoints(&[])).verdict(prohibited, 70_000).class, Class::C30);
 }
 
 /// Two clusters on one machine have one range of cluster IPs.
 #[test]
 fn the_flows_of_another_cluster_on_this_machine_get_no_verdict() {
-    let theirs = |script: Script| last_revisions(fold(in_netns(script, OTHER_NODE).out, 70_000).0).remove(0);
+    let theirs = |script: Script| last_revisions(fold(script.in_netns(OTHER_NODE).out, 70_000).0).remove(0);
     let foreign = || Script::new("10.99.0.5:40000", VIP, Some("10.99.0.7:8080"));
     let world = World::new();
     assert_eq!(world.judge(&theirs(foreign().healthy(60_000))), None);
@@ -202,7 +193,7 @@ fn without_the_nodes_namespace_a_sidecar_is_not_stale() {
         .confirm(60_000)
         .state(60_001, false, TcpState::SynSent, TcpState::Established)
         .state(60_020, false, TcpState::FinWait2, TcpState::Close);
-    let redirected = in_netns(redirected, CLIENT_NS);
+    let redirected = redirected.in_netns(CLIENT_NS);
     assert_eq!(world.verdict(redirected, 70_000).class, Class::Ok);
     world.shop.leaves(EP, 20_000);
     assert_eq!(world.verdict(to_cart().refused(60_000), 70_000).class, Class::C6);

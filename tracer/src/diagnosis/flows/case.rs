@@ -140,9 +140,9 @@ impl<'a> Case<'a> {
         let (cluster, flow, at) = (self.ctx.cluster, self.flow, self.flow.first_seen);
         let client = flow.orig.src.ip();
         let elsewhere = match self.ctx.node_netns {
-            Some(node) => {
-                let here = |netns| netns == node || netns == Netns::default();
-                !flow.decisions.is_empty() && flow.decisions.iter().all(|decision| !here(decision.netns))
+            Some(_) => {
+                let is_elsewhere = |decision: &Decision| self.is_elsewhere(decision.netns);
+                !flow.decisions.is_empty() && flow.decisions.iter().all(is_elsewhere)
             }
             None => matches!(self.membership, Some(Membership::NeverSeen { .. })),
         };
@@ -218,7 +218,7 @@ impl<'a> Case<'a> {
 
     /// Whether this namespace is known, and is not that of kube-proxy's rules.
     pub(super) fn is_elsewhere(&self, netns: Netns) -> bool {
-        self.ctx.node_netns.is_some_and(|node| netns != node && netns != Netns::default())
+        self.ctx.surroundings().is_elsewhere(netns)
     }
 
     /// Whether the hook was attached as long as the flow lived.

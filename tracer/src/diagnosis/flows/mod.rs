@@ -98,7 +98,7 @@ pub struct Context<'a> {
     pub words: Words,
 }
 
-/// What is around a flow, without the other flows.
+/// The part of a [`Context`] that knows no other flows: the cluster and the node.
 #[derive(Clone, Copy, Debug)]
 pub struct Surroundings<'a> {
     pub cluster: &'a History,
@@ -106,6 +106,13 @@ pub struct Surroundings<'a> {
     /// As in [`Context`].
     pub node_name: Option<&'a str>,
     pub node_netns: Option<Netns>,
+}
+
+impl Surroundings<'_> {
+    /// Whether this namespace is known, and is not that of kube-proxy's rules.
+    fn is_elsewhere(&self, netns: Netns) -> bool {
+        self.node_netns.is_some_and(|node| netns != node && netns != Netns::default())
+    }
 }
 
 impl<'a> Context<'a> {

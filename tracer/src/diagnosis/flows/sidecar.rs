@@ -76,13 +76,13 @@ impl Redirection<'_> {
 
 /// `None` where the namespace of this node's rules is unknown: a proxy of the whole node would look the same.
 fn redirection<'a>(case: &Case<'a>) -> Option<Redirection<'a>> {
-    let (flow, node_netns) = (case.flow, case.ctx.node_netns?);
+    let flow = case.flow;
     if case.decision.is_some() || case.endpoint.is_some() {
         return None;
     }
     flow.decisions.iter().find_map(|decision| {
         let proxy = decision.endpoint().filter(|endpoint| endpoint.ip().is_loopback())?;
-        let is_clients = decision.netns == flow.netns && decision.netns != node_netns;
+        let is_clients = decision.netns == flow.netns && case.is_elsewhere(decision.netns);
         (is_clients && decision.ct.orig == flow.orig).then_some(Redirection { decision, proxy })
     })
 }

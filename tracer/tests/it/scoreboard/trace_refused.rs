@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     cluster_support::{NOT_READY, Shop, TERMINATING},
-    flow_support::{CLIENT, EP, NODE, Script, VIP, World, addr},
+    flow_support::{CLIENT, EP, Script, VIP, World, addr},
     ipvs_support::{SYN, null_bound, packet},
     node_support::{Rules, source_ranges},
 };
@@ -44,11 +44,8 @@ fn scaled_to_zero() -> Shop {
 }
 
 /// A refusal by rules of another namespace than the node's.
-fn elsewhere(mut script: Script) -> Script {
-    for sighting in script.out.iter_mut().filter(|sighting| sighting.netns == NODE) {
-        sighting.netns = Netns(4_026_533_000);
-    }
-    script
+fn elsewhere(script: Script) -> Script {
+    script.in_netns(Netns(4_026_533_000))
 }
 
 fn refused() -> Group<Traced> {

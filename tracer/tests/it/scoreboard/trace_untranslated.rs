@@ -212,11 +212,8 @@ fn untranslated_syn() -> Group<Traced> {
         }),
         case(Class::Unknown, "a sidecar in the client's Pod took it, and does not run", |mode| {
             let world = with_rules(world_of(mode, Shop::with_endpoints(&[])), RuleEffect::Refuses);
-            let mut script = Script::new(CLIENT, VIP, Some("127.0.0.1:15001")).silent(60_000);
-            for sighting in script.out.iter_mut().filter(|sighting| sighting.netns == NODE) {
-                sighting.netns = CLIENT_NS;
-            }
-            Traced::of(world, script)
+            let script = Script::new(CLIENT, VIP, Some("127.0.0.1:15001")).silent(60_000);
+            Traced::of(world, script.in_netns(CLIENT_NS))
         }),
         case_in(BY_RULE, Class::N11, "the node serves the address itself, without conntrack", |mode| {
             let mut world = world(mode);
