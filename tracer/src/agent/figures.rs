@@ -86,6 +86,7 @@ pub(crate) struct Figures {
     pub(crate) open_flows: u64,
     pub(crate) evicted_flows: u64,
     pub(crate) events: u64,
+    pub(crate) flows_of_other_nodes: u64,
     pub(crate) lost_events: u64,
     pub(crate) suppressed_events: u64,
     /// Addresses and ports of Services without room in the kernel.

@@ -176,6 +176,11 @@ fn flows(page: &mut Page<'_>, figures: &Figures) -> fmt::Result {
         counts.unexplained().map(|(service, count)| (of_service(service), count)),
     )?;
     page.counter("viptrace_corrected_flows", "Verdicts replaced by a later one", figures.corrected)?;
+    page.counter(
+        "viptrace_other_nodes_flows",
+        "Flows of other nodes on the same kernel",
+        figures.flows_of_other_nodes,
+    )?;
     if let Some(time) = figures.last_fault {
         page.seconds(
             "viptrace_last_fault_timestamp",

@@ -327,6 +327,7 @@ impl Agent {
         figures.open_flows = counters.open;
         figures.evicted_flows = counters.evicted;
         figures.events = counters.sightings;
+        figures.flows_of_other_nodes = pipeline.flows_of_other_nodes();
         figures.lost_events = pipeline.lost_events();
         figures.suppressed_events = pipeline.suppressed_events();
         let status = &pipeline.cluster().status;

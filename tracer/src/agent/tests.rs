@@ -151,6 +151,16 @@ fn a_flow_counts_once_as_a_connection_and_a_corrected_verdict_is_counted() {
     assert!(text.contains("\nviptrace_last_fault_timestamp_seconds 101.5\n"), "{text}");
 }
 
+#[test]
+fn flows_that_are_left_to_other_nodes_are_counted_apart() {
+    let figures = shared(50);
+    assert_eq!(values(&scrape(&figures), "viptrace_other_nodes_flows_total"), [0]);
+    figures.lock().flows_of_other_nodes = 7;
+    let text = scrape(&figures);
+    assert_eq!(values(&text, "viptrace_other_nodes_flows_total"), [7]);
+    assert_eq!(values(&text, "viptrace_flows_total").iter().sum::<u64>(), 0);
+}
+
 /// Series of a port that its Service no longer has.
 #[test]
 fn the_series_of_a_renamed_port_are_removed_later_unless_they_are_counted_again() {

@@ -432,6 +432,11 @@ impl Pipeline {
         self.neighbours.names()
     }
 
+    /// The number of flows that are left to them.
+    pub(crate) const fn flows_of_other_nodes(&self) -> u64 {
+        self.neighbours.flows()
+    }
+
     /// The line of the summary about flows that are left to other nodes.
     pub(crate) fn left_to_other_nodes(&self) -> Option<String> {
         self.neighbours.line()

@@ -23,6 +23,11 @@ impl Neighbours {
         }
     }
 
+    /// The flows that were left out.
+    pub(super) const fn flows(&self) -> u64 {
+        self.flows
+    }
+
     /// The line of the summary.
     pub(super) fn line(&self) -> Option<String> {
         let flows = text::count(self.flows, "flow");
