@@ -7,7 +7,7 @@ use aya_ebpf::{
 };
 use tracer_ebpf::{Choice, End, Header, Hook, IP_VS_CONN_F_TEMPLATE, IpvsRecord, Kind, SAME_IPVS_CALL_NS};
 
-use crate::{filter::AF_INET, output, recorder};
+use crate::{filter::AF_INET, output, recorder, turns::turns};
 
 /// Resized by user space: without a recorder it has room for one entry.
 #[map]
@@ -41,8 +41,8 @@ pub(crate) fn keep(record: &IpvsRecord) {
     }
     // SAFETY: as above.
     let (made_ns, fits) = unsafe {
-        let fits = recorder::same_address((*template).virtual_address, virtual_address)
-            && recorder::same_address((*template).destination, destination);
+        let fits = recorder::is_same_address((*template).virtual_address, virtual_address)
+            && recorder::is_same_address((*template).destination, destination);
         let made_ns = (*template).time_ns;
         (*template).time_ns = 0;
         (made_ns, fits)
@@ -83,17 +83,6 @@ fn words(bytes: &[u8; 16], family: u16) -> [u32; 4] {
     [first, second, third, fourth]
 }
 
-/// Writes the bytes of these words, as a record has them.
-///
-/// # Safety
-///
-/// `at` must be valid for the write.
-#[inline(always)]
-unsafe fn write(words: [u32; 4], at: *mut [u8; 16]) {
-    // SAFETY: the caller promises it, and any alignment will do.
-    unsafe { at.cast::<[u32; 4]>().write_unaligned(words) };
-}
-
 /// Whether a choice for a client is kept.
 #[inline(always)]
 pub(crate) fn is_kept(client: &End) -> bool {
@@ -112,15 +101,16 @@ pub(crate) fn hand_over(client: &End) {
             return;
         }
         (*choice).is_reported = 1;
-        if (*choice).template_ns != 0 {
-            report(
-                choice,
-                &End { port: 0, ..*client },
-                (*choice).template_ns,
-                (*choice).flags | IP_VS_CONN_F_TEMPLATE,
-            );
+        // The template comes first, if one was made.
+        for turn in turns::<2>() {
+            let (port, time_ns, of_template) = match turn {
+                0 => (0, (*choice).template_ns, IP_VS_CONN_F_TEMPLATE),
+                _ => (client.port, (*choice).time_ns, 0),
+            };
+            if time_ns != 0 {
+                report(choice, (client, port), time_ns, (*choice).flags | of_template);
+            }
         }
-        report(choice, client, (*choice).time_ns, (*choice).flags);
     }
 }
 
@@ -128,7 +118,7 @@ pub(crate) fn hand_over(client: &End) {
 ///
 /// `choice` must be valid and aligned.
 #[inline(always)]
-unsafe fn report(choice: *const Choice, client: &End, time_ns: u64, flags: u32) {
+unsafe fn report(choice: *const Choice, (client, port): (&End, u16), time_ns: u64, flags: u32) {
     let Some(mut entry) = output::reserve::<IpvsRecord>(Hook::IpVsConnNew) else { return };
     let record = entry.as_mut_ptr();
     // SAFETY: the record is the ring buffer's, of its size and alignment, and this program's alone until it is
@@ -139,10 +129,10 @@ unsafe fn report(choice: *const Choice, client: &End, time_ns: u64, flags: u32) 
         (*record).flags = flags;
         (*record).family = (*choice).family;
         (*record).dest_family = (*choice).dest_family;
-        write(client.address, &raw mut (*record).client);
-        write((*choice).virtual_address, &raw mut (*record).virtual_address);
-        write((*choice).destination, &raw mut (*record).destination);
-        (*record).client_port = client.port;
+        output::write_words(&client.address, (&raw mut (*record).client).cast());
+        output::write_words(&(*choice).virtual_address, (&raw mut (*record).virtual_address).cast());
+        output::write_words(&(*choice).destination, (&raw mut (*record).destination).cast());
+        (*record).client_port = port;
         (*record).virtual_port = (*choice).virtual_port;
         (*record).destination_port = (*choice).destination_port;
         (*record).protocol = client.protocol;

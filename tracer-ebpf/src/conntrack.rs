@@ -13,7 +13,8 @@ use tracer_ebpf::{
 use crate::{
     calls, copies,
     entry::{Entry, at_entry},
-    failures, filter, globals, messages, output, recorder,
+    failures::{self, Failed},
+    filter, globals, messages, output, recorder,
 };
 
 at_entry!(nat_setup, nat_setup_fentry, on_nat_setup);
@@ -205,7 +206,7 @@ fn report(ctx: &impl EbpfContext, hook: Hook, ct: u64, note: &Note) {
         return;
     }
     let is_failure = !matches!(hook, Hook::Confirm | Hook::EntryReread);
-    if is_failure && recorder::on() && failures::admits_entry(hook as u32, 0, output::number(ct)) == 0 {
+    if is_failure && recorder::on() && !failures::admits(hook, 0, Failed::Entry { ct }) {
         return;
     }
     let Some(mut entry) = output::reserve::<ConntrackRecord>(hook) else { return };

@@ -16,6 +16,8 @@ use crate::{
     filter::AF_INET6,
     globals, output,
     recorder::{self, IPPROTO_TCP, SUPPRESSED, Standing, add_one, now},
+    turns::turns,
+    words::{self, Words},
 };
 
 /// Resized by user space: without a recorder it has room for one entry.
@@ -32,105 +34,159 @@ static BUCKET_FULL_NS: Global<u64> = Global::new(0);
 /// All clients at one Service together may cause this many times the failures of one.
 const SHARE_OF_CLIENT: u64 = 10;
 
-/// A failure, by the ends of its connection.
-struct Failure {
-    /// A [`Hook`]'s number.
-    hook: u32,
-    /// 0 where there is none.
-    reason: u32,
-    netns: u32,
+/// Where a failure's connection is read.
+#[derive(Clone, Copy)]
+pub(crate) enum Failed {
+    /// The conntrack entry at this address.
+    Entry { ct: u64 },
+    /// The packet whose network header is at this address. It has no entry.
+    Packet { netns: u32, network: u64 },
+    /// The TCP socket at this address.
+    Socket { netns: u32, sk: u64 },
+}
+
+// The kinds of `Failed`, in the bits of a word above the hook's number.
+const ENTRY: u32 = 0;
+const PACKET: u32 = 1 << 8;
+const SOCKET: u32 = 2 << 8;
+const HOOK_MASK: u32 = 0xff;
+
+/// The ends of a failure's connection.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Ends {
     /// The client where that is known, otherwise the packet's source or the socket's own end.
-    first: End,
-    second: End,
+    first: Words,
+    second: Words,
     /// The endpoint, where it is another than the second.
-    third: End,
+    third: Words,
 }
 
-/// An address in two words, and a port with its protocol in a third.
-type Words = (u64, u64, u32);
-
-#[inline(always)]
-fn words(end: &End) -> Words {
-    let [a, b, c, d] = end.address.map(u64::from);
-    (a | b << 32, c | d << 32, u32::from(end.port) | u32::from(end.protocol) << 16)
-}
-
-#[inline(always)]
-fn address(low: u64, high: u64) -> [u32; 4] {
-    [low as u32, (low >> 32) as u32, high as u32, (high >> 32) as u32]
-}
-
-#[inline(always)]
-fn end((low, high, port): Words) -> End {
-    End { address: address(low, high), port: port as u16, protocol: (port >> 16) as u16 }
-}
+// SAFETY: it consists of numbers, and any bytes are numbers.
+unsafe impl output::Scalar for Ends {}
 
 /// Whether a failure is to be reported: it concerns a Service, and its bucket has room. The decisions of its connection
 /// are reported first, and stay where the failure does.
 #[inline(always)]
-fn admits(failure: &Failure) -> bool {
-    let (first, second, third) = (words(&failure.first), words(&failure.second), words(&failure.third));
-    let mut known = standing(first.0, first.1, first.2);
-    if known == Standing::Unknown as u32 {
-        known = standing(second.0, second.1, second.2);
+pub(crate) fn admits(hook: Hook, reason: u32, failed: Failed) -> bool {
+    let (kind, netns, address) = match failed {
+        Failed::Entry { ct } => (ENTRY, 0, output::number(ct)),
+        Failed::Packet { netns, network } => (PACKET, netns, network),
+        Failed::Socket { netns, sk } => (SOCKET, netns, sk),
+    };
+    admits_failure(hook as u32 | kind, reason, netns, address) != 0
+}
+
+/// One for all kinds, and each function called at one place: since 7.2 the verifier examines a function once more for each
+/// chain of calls that leads there (`bpf_compute_subprog_arg_access`, kernel/bpf/liveness.c).
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn admits_failure(hook_and_kind: u32, reason: u32, netns: u32, address: u64) -> u32 {
+    let kind = hook_and_kind & !HOOK_MASK;
+    let (ends, netns) = match kind {
+        ENTRY => match entry_ends(address) {
+            Some(ends) => (ends, conntrack::netns(address)),
+            // Its layout is not known.
+            None => return 1,
+        },
+        PACKET => match packet_ends(address) {
+            Some(ends) => (ends, netns),
+            None => return 0,
+        },
+        _ => match socket_ends(address) {
+            Some(ends) => (ends, netns),
+            None => return 0,
+        },
+    };
+    // The verifier then goes one way from here, not one for each kind of connection.
+    let Some(Ends { first, second, third }) =
+        output::read::<Ends>((&raw const ends).expose_provenance() as u64)
+    else {
+        return 0;
+    };
+    let mut known = Standing::Unknown as u32;
+    for turn in turns::<2>() {
+        let client = if turn == 0 { first } else { second };
+        known = standing(client.low, client.high, client.port);
+        if known != Standing::Unknown as u32 {
+            break;
+        }
     }
     if known == Standing::Reported as u32 {
-        return true;
+        return 1;
     }
-    let service = if concerns_service(second.0, second.1, second.2) != 0 {
-        second
-    } else if concerns_service(third.0, third.1, third.2) != 0 {
-        third
-    } else if concerns_service(first.0, first.1, first.2) != 0 {
-        first
-    } else if known != Standing::Unknown as u32
-        || is_chosen(first.0, first.1, first.2) != 0
-        || is_chosen(second.0, second.1, second.2) != 0
-    {
-        second
-    } else {
-        return false;
+    let mut service = None;
+    for turn in turns::<3>() {
+        let end = match turn {
+            0 => second,
+            1 => third,
+            _ => first,
+        };
+        if concerns_service(end.low, end.high, end.port) != 0 {
+            service = Some(end);
+            break;
+        }
+    }
+    let service = match service {
+        Some(service) => service,
+        None if known != Standing::Unknown as u32 => second,
+        None => {
+            let mut is_chosen = 0;
+            for turn in turns::<2>() {
+                let client = if turn == 0 { first } else { second };
+                is_chosen |= self::is_chosen(client.low, client.high, client.port);
+            }
+            if is_chosen == 0 {
+                return 0;
+            }
+            second
+        }
     };
-    let sampled = if known == Standing::Sampled as u32 { SAMPLED } else { 0 };
-    let kind = kind(failure.hook, failure.reason, failure.netns) | sampled;
+    let mut kind = kind_of(hook_and_kind & HOOK_MASK, reason, netns);
+    if known == Standing::Sampled as u32 {
+        kind |= SAMPLED;
+    }
     if known == Standing::Suppressed as u32 {
         // Only counted: the time for which it is suppressed goes on.
-        has_room(first.0, first.1, service.0, service.1, kind | REFUSED);
-        return false;
+        kind |= REFUSED;
     }
-    let is_admitted = has_room(first.0, first.1, service.0, service.1, kind);
-    // Each end may have a decision of its own.
-    settle(first.0, first.1, first.2, is_admitted);
-    settle(second.0, second.1, second.2, is_admitted);
-    is_admitted != 0
+    let is_admitted = has_room(first.low, first.high, service.low, service.high, kind);
+    if known != Standing::Suppressed as u32 {
+        // Each end may have a decision of its own.
+        for turn in turns::<2>() {
+            let client = if turn == 0 { first } else { second };
+            settle(client.low, client.high, client.port, is_admitted);
+        }
+    }
+    is_admitted
 }
 
 /// Whether an end belongs to a Service.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn concerns_service(low: u64, high: u64, port: u32) -> u32 {
-    recorder::is_service(&end((low, high, port))).into()
+extern "C" fn concerns_service(low: u64, high: u64, port: u64) -> u32 {
+    recorder::is_service(&Words { low, high, port }.end()).into()
 }
 
 /// Whether a choice of IPVS for a client is kept.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn is_chosen(low: u64, high: u64, port: u32) -> u32 {
-    choices::is_kept(&end((low, high, port))).into()
+extern "C" fn is_chosen(low: u64, high: u64, port: u64) -> u32 {
+    choices::is_kept(&Words { low, high, port }.end()).into()
 }
 
 /// The [`Standing`] of a client's connection.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn standing(low: u64, high: u64, port: u32) -> u32 {
-    recorder::standing(&end((low, high, port))) as u32
+extern "C" fn standing(low: u64, high: u64, port: u64) -> u32 {
+    recorder::standing(&Words { low, high, port }.end()) as u32
 }
 
 /// Reports what is kept for a client, or suppresses the other failures of its connection.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn settle(low: u64, high: u64, port: u32, is_admitted: u32) -> u32 {
-    let client = end((low, high, port));
+extern "C" fn settle(low: u64, high: u64, port: u64, is_admitted: u32) -> u32 {
+    let client = Words { low, high, port }.end();
     if is_admitted != 0 {
         // IPVS chooses before conntrack confirms.
         choices::hand_over(&client);
@@ -142,7 +198,7 @@ extern "C" fn settle(low: u64, high: u64, port: u32, is_admitted: u32) -> u32 {
 /// Hook, reason and namespace of a failure, in one word. It has the lower 24 bits of the reason, which are enough: the
 /// subsystems that are reported have numbers below 64.
 #[inline(always)]
-fn kind(hook: u32, reason: u32, netns: u32) -> u64 {
+fn kind_of(hook: u32, reason: u32, netns: u32) -> u64 {
     u64::from(netns) | u64::from(hook & 0x3f) << 32 | u64::from(reason & 0xff_ffff) << 40
 }
 
@@ -165,25 +221,34 @@ extern "C" fn has_room(
     kind: u64,
 ) -> u32 {
     let mut key = BucketKey {
-        client: address(client_low, client_high),
-        service: address(service_low, service_high),
+        client: words::address(client_low, client_high),
+        service: words::address(service_low, service_high),
         netns: kind as u32,
         reason: (kind >> 40) as u32,
         hook: (kind >> 32) as u32 & 0x7f,
     };
     let cost = BUCKET_EVENT_NS.load();
-    if !take_token(&key, if kind & REFUSED == 0 { cost } else { u64::MAX }) {
-        return 0;
+    for turn in turns::<2>() {
+        let cost = match turn {
+            0 if kind & REFUSED != 0 => u64::MAX,
+            0 => cost,
+            _ => {
+                key.client = output::zeros();
+                cost / SHARE_OF_CLIENT
+            }
+        };
+        if !take_token(&key, cost) {
+            return 0;
+        }
     }
-    key.client = [0; 4];
-    take_token(&key, cost / SHARE_OF_CLIENT).into()
+    1
 }
 
 /// Whether a connection to a Service's address that was not translated is to be reported.
 #[inline(always)]
 pub(crate) fn admits_untranslated(netns: u32, client: &End, service: &End) -> bool {
-    let (client, service) = (words(client), words(service));
-    has_room(client.0, client.1, service.0, service.1, kind(Hook::Confirm as u32, 0, netns)) != 0
+    let (client, service) = (Words::of(client), Words::of(service));
+    has_room(client.low, client.high, service.low, service.high, kind_of(Hook::Confirm as u32, 0, netns)) != 0
 }
 
 /// Takes the cost of one event out of a bucket. An event that it refuses is counted.
@@ -226,89 +291,55 @@ pub(crate) fn admits_netns(hook: Hook, netns: u32) -> bool {
     )
 }
 
-/// Whether an event on a conntrack entry is to be reported.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub(crate) extern "C" fn admits_entry(hook: u32, reason: u32, ct: u64) -> u32 {
-    let (Some(first), Some(second), Some(third)) = (
-        entry_end(ct, globals::OFF_CT_ORIG_SRC.load()),
-        entry_end(ct, globals::OFF_CT_ORIG_DST.load()),
-        entry_end(ct, globals::OFF_CT_REPLY_SRC.load()),
-    ) else {
-        return 1;
-    };
-    admits(&Failure { hook, reason, netns: conntrack::netns(ct), first, second, third }).into()
-}
-
-/// The end at this offset of an entry. Read by itself: beside the entry's words there is no room on the stack for the
-/// calls that follow.
+/// The ends of a conntrack entry; `None` where their places are not known.
 #[inline(always)]
-fn entry_end(ct: u64, offset: u32) -> Option<End> {
-    let protocol = globals::OFF_CT_ORIG_DST.load();
-    if offset == MISSING || protocol == MISSING {
+fn entry_ends(ct: u64) -> Option<Ends> {
+    let (source, destination) = (globals::OFF_CT_ORIG_SRC.load(), globals::OFF_CT_ORIG_DST.load());
+    let endpoint = globals::OFF_CT_REPLY_SRC.load();
+    if source == MISSING || destination == MISSING || endpoint == MISSING {
         return None;
     }
     let at = |offset: u32| ct.wrapping_add(u64::from(offset));
-    Some(End {
-        address: output::read(at(offset))?,
-        port: output::read(at(offset + PORT_BYTES))?,
-        protocol: u16::from(output::read::<u8>(at(protocol + PORT_BYTES + 2))?),
+    let end = |offset: u32, protocol: u8| {
+        let [a, b, c, d, port] = output::read::<[u32; 5]>(at(offset))?.map(u64::from);
+        Some(Words { low: a | b << 32, high: c | d << 32, port: port & 0xffff | u64::from(protocol) << 16 })
+    };
+    let protocol = output::read(at(destination + PROTOCOL))?;
+    Some(Ends {
+        first: end(source, protocol)?,
+        second: end(destination, protocol)?,
+        third: end(endpoint, protocol)?,
     })
 }
 
-/// The bytes from an address to its port, which the protocol follows in a destination.
-const PORT_BYTES: u32 = 16;
+/// The bytes from a tuple's destination, an address of 16 and a port, to its protocol.
+const PROTOCOL: u32 = 18;
 
-/// Whether an event on a packet without an entry is to be reported. `network` is the address of its network header.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub(crate) extern "C" fn admits_packet(hook: u32, reason: u32, netns: u32, network: u64) -> u32 {
-    let Some((first, second)) = ends(network) else { return 0 };
-    admits(&Failure { hook, reason, netns, first, second, third: second }).into()
-}
-
-/// The ends of a packet by its headers: source and destination.
+/// The ends of a packet by its headers: source and destination. `network` is the address of its network header.
 #[inline(always)]
-fn ends(network: u64) -> Option<(End, End)> {
+fn packet_ends(network: u64) -> Option<Ends> {
+    let at = |offset: u64| network.wrapping_add(offset);
     let first_byte = output::read::<u8>(network)?;
     let (protocol, transport, source, destination) = match first_byte >> 4 {
-        4 => (
-            output::read::<u8>(network.wrapping_add(9))?,
-            u64::from(first_byte & 15) * 4,
-            v4(output::read(network.wrapping_add(12))?),
-            v4(output::read(network.wrapping_add(16))?),
-        ),
-        6 => (
-            output::read::<u8>(network.wrapping_add(6))?,
-            40,
-            output::read(network.wrapping_add(8))?,
-            output::read(network.wrapping_add(24))?,
-        ),
+        4 => {
+            let [source, destination] = output::read::<[u32; 2]>(at(12))?;
+            (9, u64::from(first_byte & 15) * 4, Words::v4(source), Words::v4(destination))
+        }
+        6 => {
+            let [source, destination] = output::read::<[[u64; 2]; 2]>(at(8))?;
+            (6, 40, Words::v6(source), Words::v6(destination))
+        }
         _ => return None,
     };
-    let [a, b, c, d] = output::read::<[u8; 4]>(network.wrapping_add(transport))?;
-    let (from, to) = (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d]));
-    let protocol = u16::from(protocol);
-    Some((End { address: source, port: from, protocol }, End { address: destination, port: to, protocol }))
+    let protocol = output::read(at(protocol))?;
+    let [from, to] = output::read::<[u16; 2]>(at(transport))?;
+    let second = destination.with_port(to, protocol);
+    Some(Ends { first: source.with_port(from, protocol), second, third: second })
 }
 
-/// An IPv4 address as a key has it.
+/// The ends of a TCP socket. Its own end comes first: of a socket that repeats or gets a RST, that is mostly the client.
 #[inline(always)]
-fn v4(address: u32) -> [u32; 4] {
-    [address, 0, 0, 0]
-}
-
-/// Whether an event on a TCP socket is to be reported. Its own end comes first: of a socket that repeats or gets a RST,
-/// that is mostly the client.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub(crate) extern "C" fn admits_socket(hook: u32, reason: u32, netns: u32, sk: u64) -> u32 {
-    let Some((first, second)) = socket_ends(sk) else { return 0 };
-    admits(&Failure { hook, reason, netns, first, second, third: first }).into()
-}
-
-#[inline(always)]
-fn socket_ends(sk: u64) -> Option<(End, End)> {
+fn socket_ends(sk: u64) -> Option<Ends> {
     let at = |offset: u32| sk.wrapping_add(u64::from(offset));
     let (num, dport) = (globals::SK_NUM.load(), globals::SK_DPORT.load());
     let (saddr, daddr) = (globals::OFF_SK_SADDR.load(), globals::OFF_SK_DADDR.load());
@@ -320,18 +351,17 @@ fn socket_ends(sk: u64) -> Option<(End, End)> {
         MISSING => false,
         family => output::read::<u16>(at(family))? == AF_INET6,
     };
-    let (mut local, mut remote) = ([0; 4], [0; 4]);
-    // The peer of a dual-stack socket may be IPv4: the kernel then fills both kinds of fields.
-    let is_mapped = |[a, b, c, _]: [u32; 4]| a == 0 && b == 0 && c == u32::from_be(0xffff);
+    let (mut local, mut remote) = (Words::v4(0), Words::v4(0));
     if is_v6 && saddr6 != MISSING && daddr6 != MISSING {
-        local = output::read(at(saddr6))?;
-        remote = output::read(at(daddr6))?;
+        local = Words::v6(output::read(at(saddr6))?);
+        remote = Words::v6(output::read(at(daddr6))?);
     }
-    if !is_v6 || is_mapped(remote) {
-        local = v4(output::read(at(saddr))?);
-        remote = v4(output::read(at(daddr))?);
+    // The peer of a dual-stack socket may be IPv4: the kernel then fills both kinds of fields.
+    if !is_v6 || remote.low == 0 && remote.high as u32 == u32::from_be(0xffff) {
+        local = Words::v4(output::read(at(saddr))?);
+        remote = Words::v4(output::read(at(daddr))?);
     }
-    let protocol = u16::from(IPPROTO_TCP);
-    let local = End { address: local, port: output::read::<u16>(at(num))?.to_be(), protocol };
-    Some((local, End { address: remote, port: output::read(at(dport))?, protocol }))
+    let first = local.with_port(output::read::<u16>(at(num))?.to_be(), IPPROTO_TCP);
+    let second = remote.with_port(output::read(at(dport))?, IPPROTO_TCP);
+    Some(Ends { first, second, third: first })
 }

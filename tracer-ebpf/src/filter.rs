@@ -52,27 +52,48 @@ fn v4_listed_at(base: u64, offset: u32) -> bool {
     }
 }
 
-/// Whether a conntrack entry's client, VIP or endpoint is a target. The kernel zeroes a tuple before it fills
-/// it, so an IPv4 address is its four bytes and twelve zeros (`nf_ct_get_tuple`).
+/// Whether a trace wants the events of a conntrack entry.
 #[inline(always)]
 pub(crate) fn wants_ct(ct: u64) -> bool {
-    !on()
-        || listed_at(ct, globals::OFF_CT_ORIG_DST.load())
+    !on() || is_target_ct(output::number(ct)) != 0
+}
+
+/// Whether a trace wants the packet whose network header lies at `network`.
+#[inline(always)]
+pub(crate) fn wants_packet(network: u64) -> bool {
+    !on() || is_target_packet(network) != 0
+}
+
+/// Whether a trace wants the events of a socket.
+#[inline(always)]
+pub(crate) fn wants_socket(sk: u64) -> bool {
+    !on() || is_target_socket(output::number(sk)) != 0
+}
+
+// Functions with names of their own, by which user space takes them out of the programs of a trace without targets
+// (`tracer_ebpf::function::OF_FILTER`), and which the verifier checks by themselves.
+
+/// Whether a conntrack entry's client, VIP or endpoint is a target. The kernel zeroes a tuple before it fills
+/// it, so an IPv4 address is its four bytes and twelve zeros (`nf_ct_get_tuple`).
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn is_target_ct(ct: u64) -> u32 {
+    let is_target = listed_at(ct, globals::OFF_CT_ORIG_DST.load())
         || listed_at(ct, globals::OFF_CT_REPLY_SRC.load())
-        || listed_at(ct, globals::OFF_CT_ORIG_SRC.load())
+        || listed_at(ct, globals::OFF_CT_ORIG_SRC.load());
+    is_target.into()
 }
 
 /// Whether the packet whose network header lies at `network` comes from or goes to a target.
-#[inline(always)]
-pub(crate) fn wants_packet(network: u64) -> bool {
-    if !on() {
-        return true;
-    }
-    match output::read::<u8>(network).unwrap_or(0) >> 4 {
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn is_target_packet(network: u64) -> u32 {
+    let is_target = match output::read::<u8>(network).unwrap_or(0) >> 4 {
         4 => v4_listed_at(network, 12) || v4_listed_at(network, 16),
         6 => listed_at(network, 8) || listed_at(network, 24),
         _ => false,
-    }
+    };
+    is_target.into()
 }
 
 /// Whether an address outside any kernel structure is a target.
@@ -89,19 +110,20 @@ pub(crate) fn wants_address(address: &Address, family: u16) -> bool {
     listed(&key)
 }
 
-#[inline(always)]
-pub(crate) fn wants_socket(sk: u64) -> bool {
-    if !on() {
-        return true;
-    }
+/// Whether an end of a socket is a target.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn is_target_socket(sk: u64) -> u32 {
     let family = match globals::OFF_SK_FAMILY.load() {
         MISSING => 0,
         offset => output::read::<u16>(sk.wrapping_add(u64::from(offset))).unwrap_or(0),
     };
     // An IPv6 socket with an IPv4 peer (`::ffff:a.b.c.d`: a dual-stack server) has both forms, as `tcp_v4_syn_recv_sock`
     // and `tcp_v4_connect` fill in the IPv4 addresses. With an IPv6 peer these are 0 or 127.0.0.6 (`LOOPBACK4_IPV6`).
-    (family == AF_INET6
-        && (listed_at(sk, globals::OFF_SK_V6_DADDR.load()) || listed_at(sk, globals::OFF_SK_V6_SADDR.load())))
+    let is_target = (family == AF_INET6
+        && (listed_at(sk, globals::OFF_SK_V6_DADDR.load())
+            || listed_at(sk, globals::OFF_SK_V6_SADDR.load())))
         || v4_listed_at(sk, globals::OFF_SK_DADDR.load())
-        || v4_listed_at(sk, globals::OFF_SK_SADDR.load())
+        || v4_listed_at(sk, globals::OFF_SK_SADDR.load());
+    is_target.into()
 }

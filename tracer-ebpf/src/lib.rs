@@ -428,8 +428,10 @@ const _: () = {
 pub mod function {
     /// The debug lines.
     pub const MESSAGES: [&str; 5] = ["no_room", "unreadable", "unknown_family", "not_begun", "moved"];
-    /// What a recorder decides about an event.
-    pub const OF_RECORDER: [&str; 3] = ["admits_entry", "admits_packet", "admits_socket"];
+    /// The filter of a targeted trace.
+    pub const OF_FILTER: [&str; 3] = ["is_target_ct", "is_target_packet", "is_target_socket"];
+    /// What a recorder decides about an event, and keeps.
+    pub const OF_RECORDER: [&str; 3] = ["admits_failure", "keep", "take_token"];
 }
 
 /// Names of the kernel half's maps.

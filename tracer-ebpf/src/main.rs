@@ -32,6 +32,8 @@ mod output;
 mod packet;
 mod recorder;
 mod tcp;
+mod turns;
+mod words;
 
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {

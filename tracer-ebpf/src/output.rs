@@ -13,7 +13,7 @@ use aya_ebpf::{
 };
 use tracer_ebpf::{COMM_BYTES, HOOK_SLOTS, Header, Hook, Kind, LOST_ANY, MISSING, REASON_NONE};
 
-use crate::{globals, messages};
+use crate::{globals, messages, turns::opaque};
 
 /// `BPF_RB_AVAIL_DATA` (`include/uapi/linux/bpf.h`): the bytes that were not read yet.
 const BPF_RB_AVAIL_DATA: u64 = 0;
@@ -182,13 +182,31 @@ pub(crate) unsafe fn copy<const N: usize>(to: *mut [u8; N], address: u64) -> boo
     unsafe { bpf_probe_read_kernel(to.cast(), N as u32, ptr::with_exposed_provenance(address as usize)) == 0 }
 }
 
+/// Writes words one by one. The compiler would call a function that moves or clears bytes, which takes the verifier long.
+///
+/// # Safety
+///
+/// `to` must be valid for the write, and aligned to 4.
+#[inline(always)]
+pub(crate) unsafe fn write_words<const N: usize>(words: &[u32; N], to: *mut u32) {
+    for (place, word) in words.iter().enumerate() {
+        // SAFETY: the caller promises it.
+        unsafe { to.add(place).write(*word) };
+    }
+}
+
+/// Zeros of which the compiler knows nothing, for [`write_words`] and for keys.
+#[inline(always)]
+pub(crate) fn zeros<const N: usize>() -> [u32; N] {
+    [opaque(0) as u32; N]
+}
+
 /// Writes the current task's name, or zeros. By the helper and in words: the compiler would copy an array of bytes, or
 /// clear it, byte by byte.
 ///
 /// # Safety
 ///
 /// `to` must be valid for a write of [`COMM_BYTES`], which may be uninitialised before, and aligned to 4.
-#[expect(clippy::cast_ptr_alignment, reason = "the caller promises it")]
 #[inline(always)]
 pub(crate) unsafe fn command(to: *mut [u8; COMM_BYTES], is_wanted: bool) {
     // SAFETY: the helper writes all of `to`, zeros where there is no task, or the words are in it, as the caller promises.
@@ -196,7 +214,7 @@ pub(crate) unsafe fn command(to: *mut [u8; COMM_BYTES], is_wanted: bool) {
         if is_wanted {
             bpf_get_current_comm(to.cast(), COMM_BYTES as u32);
         } else {
-            to.cast::<[u32; COMM_BYTES / 4]>().write([0; COMM_BYTES / 4]);
+            write_words(&zeros::<{ COMM_BYTES / 4 }>(), to.cast());
         }
     }
 }

@@ -11,7 +11,8 @@ use tracer_ebpf::{CTINFO_NONE, Hook, InvalidRecord, Kind, MISSING, PacketRecord,
 use crate::{
     conntrack,
     entry::{Entry, at_entry},
-    failures, filter, globals, messages, output, recorder,
+    failures::{self, Failed},
+    filter, globals, messages, output, recorder,
 };
 
 at_entry!(send_unreach, send_unreach_fentry, on_send_unreach);
@@ -161,12 +162,12 @@ impl Packet {
         let network = network_header(skb);
         let ct = nfct & !7;
         if recorder::on() {
-            let is_admitted = if ct != 0 {
-                failures::admits_entry(hook as u32, reason, ct) != 0
-            } else {
-                network != 0 && failures::admits_packet(hook as u32, reason, device_netns(skb), network) != 0
+            let failed = match (ct, network) {
+                (0, 0) => return None,
+                (0, _) => Failed::Packet { netns: device_netns(skb), network },
+                _ => Failed::Entry { ct },
             };
-            return is_admitted.then_some(Self { skb, nfct, network });
+            return failures::admits(hook, reason, failed).then_some(Self { skb, nfct, network });
         }
         if (network != 0 && filter::wants_packet(network)) || (ct != 0 && filter::wants_ct(ct)) {
             Some(Self { skb, nfct, network })

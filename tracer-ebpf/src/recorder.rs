@@ -7,7 +7,7 @@
 //! and the socket at either side. Where the source is translated too, the server meets another address and port, by which
 //! the decision is kept a second time.
 
-use core::{hint::black_box, mem::MaybeUninit, ptr};
+use core::{mem::MaybeUninit, ptr};
 
 use aya_ebpf::{
     Global,
@@ -20,7 +20,11 @@ use tracer_ebpf::{
     IP_CT_NEW, Kind, SUPPRESSED_SLOTS, Tally, UNCOUNTED,
 };
 
-use crate::{conntrack, failures, globals, output};
+use crate::{
+    conntrack, failures, globals, output,
+    turns::{opaque, turns},
+    words::Words,
+};
 
 /// Resized by user space, as all maps here: without a recorder they have room for one entry. An LRU map would cost a
 /// connection three times as much.
@@ -154,7 +158,7 @@ pub(crate) fn keep(ct: u64) -> bool {
         return false;
     }
     let translated = halves(orig[DST + PORT]).0 != halves(reply[PORT]).0
-        || !same_address(address::<DST>(orig), address::<0>(reply));
+        || !is_same_address(address::<DST>(orig), address::<0>(reply));
     let mut part = if translated { Part::Translated } else { part(&end::<DST>(orig, protocol)) };
     if part == Part::Nothing {
         return false;
@@ -172,14 +176,15 @@ pub(crate) fn keep(ct: u64) -> bool {
     }
     let client = end::<0>(orig, protocol);
     let hash = hash(&client);
-    let reported = if part == Part::Address {
-        failures::admits_untranslated(conntrack::netns(ct), &client, &end::<DST>(orig, protocol))
+    // A bit in the end, on every way: the verifier goes each way that it can tell from another.
+    let reported = opaque(if part == Part::Address {
+        failures::admits_untranslated(conntrack::netns(ct), &client, &end::<DST>(orig, protocol)).into()
     } else {
         // By the client, so that both nodes of a connection report it.
-        hash < SAMPLE_BELOW.load()
-    };
+        opaque(u64::from(hash).wrapping_sub(SAMPLE_BELOW.load().into())) >> 63
+    }) & 1;
     let source_stays = halves(orig[PORT]).0 == halves(reply[DST + PORT]).0
-        && same_address(address::<0>(orig), address::<DST>(reply));
+        && is_same_address(address::<0>(orig), address::<DST>(reply));
     let seen_client = (!source_stays).then(|| end::<DST>(reply, protocol));
     // SAFETY: the pointer is the decision's own. With the copy, all its fields are written before it is taken for one.
     let decision = unsafe {
@@ -187,8 +192,7 @@ pub(crate) fn keep(ct: u64) -> bool {
         (&raw mut (*at).ct).write(ct);
         (&raw mut (*at).client).write(client);
         (&raw mut (*at).tcp_state).write(conntrack::tcp_state(ct));
-        // Opaque: of a second branch on what a first one decided, the verifier of 5.10 took one side for dead code.
-        (&raw mut (*at).standing).write(black_box(u32::from(reported)) << HANDED_OVER_SHIFT);
+        (&raw mut (*at).standing).write((reported as u32) << HANDED_OVER_SHIFT);
         (&raw mut (*at).reserved).write(0);
         decision.assume_init_mut()
     };
@@ -197,7 +201,7 @@ pub(crate) fn keep(ct: u64) -> bool {
         decision.client = seen_client;
         store(self::hash(&seen_client), decision);
     }
-    reported
+    reported != 0
 }
 
 /// Whether the connections of the namespace at this address are counted.
@@ -244,21 +248,22 @@ fn store(hash: u32, decision: &Decision) {
     }
 }
 
-/// The newest decision that is kept for a client, otherwise null. Out of line, since the compiler unrolls it, and long
-/// programs take the verifier long.
+/// The newest decision that is kept for a client, otherwise null. Out of line, in a short loop with one branch: the verifier
+/// walks through each turn.
 #[inline(never)]
 fn find(client: &End) -> *mut Decision {
     let Some(set) = DECISIONS.get_ptr_mut(hash(client) & DECISIONS_MASK.load()) else {
         return ptr::null_mut();
     };
+    let Words { low, high, port } = Words::of(client);
     // SAFETY: as in `store`.
     unsafe {
         let newest = (*set).kept.wrapping_sub(1);
-        for age in 0..DECISIONS_PER_SET as u64 {
+        for age in turns::<{ DECISIONS_PER_SET as u64 }>() {
             let place = newest.wrapping_sub(age) as usize % DECISIONS_PER_SET;
             let decision = &raw mut (*set).decisions[place];
-            let kept = &(*decision).client;
-            if same(kept, client) && kept.protocol == client.protocol {
+            let kept = Words::at(&raw const (*decision).client);
+            if opaque((kept.low ^ low) | (kept.high ^ high) | (kept.port ^ port)) == 0 {
                 return decision;
             }
         }
@@ -266,15 +271,16 @@ fn find(client: &End) -> *mut Decision {
     ptr::null_mut()
 }
 
+/// Word by word, since the comparison of arrays is a call.
 #[inline(always)]
-fn same(a: &End, b: &End) -> bool {
-    a.port == b.port && same_address(a.address, b.address)
+fn difference_of_addresses([a0, a1, a2, a3]: [u32; 4], [b0, b1, b2, b3]: [u32; 4]) -> u32 {
+    (a0 ^ b0) | (a1 ^ b1) | (a2 ^ b2) | (a3 ^ b3)
 }
 
-/// Word by word: the comparison of arrays is a call.
+/// Whether two addresses are the same: with one branch, where the compiler would make one for each word.
 #[inline(always)]
-pub(crate) fn same_address([a0, a1, a2, a3]: [u32; 4], [b0, b1, b2, b3]: [u32; 4]) -> bool {
-    a0 == b0 && a1 == b1 && a2 == b2 && a3 == b3
+pub(crate) fn is_same_address(a: [u32; 4], b: [u32; 4]) -> bool {
+    opaque(difference_of_addresses(a, b).into()) == 0
 }
 
 /// Whether a client's connection is one of the sample.
@@ -318,10 +324,10 @@ fn count(orig: &Tuple, reply: &Tuple, protocol: u16) {
         unsafe {
             let owner = &(*tally).key;
             let (endpoint_port, family) = halves(reply[PORT]);
-            if same_address(owner.endpoint, [a, b, c, d])
+            if is_same_address(owner.endpoint, [a, b, c, d])
                 && owner.endpoint_port == endpoint_port
                 && owner.family == family
-                && same_address(owner.service.address, address::<DST>(orig))
+                && is_same_address(owner.service.address, address::<DST>(orig))
                 && owner.service.port == halves(orig[DST + PORT]).0
                 && owner.service.protocol == protocol
             {
@@ -367,8 +373,10 @@ fn own(key: &CountKey, index: u32) {
     // word is there, which is never 0, it is the key of no connection.
     unsafe {
         let to = &raw mut (*tally).key;
-        (*to).service = key.service;
-        (*to).endpoint = key.endpoint;
+        output::write_words(&key.service.address, (&raw mut (*to).service.address).cast());
+        (*to).service.port = key.service.port;
+        (*to).service.protocol = key.service.protocol;
+        output::write_words(&key.endpoint, (&raw mut (*to).endpoint).cast());
         (*to).endpoint_port = key.endpoint_port;
         (&raw mut (*to).family).write_volatile(key.family);
     }
@@ -425,7 +433,7 @@ enum Part {
 #[inline(never)]
 fn part(end: &End) -> Part {
     let all_ports = End { address: end.address, port: 0, protocol: 0 };
-    let all_addresses = End { address: [0; 4], ..*end };
+    let all_addresses = End { address: output::zeros(), ..*end };
     if SERVICES.get_ptr(all_ports).is_some() || SERVICES.get_ptr(all_addresses).is_some() {
         Part::Address
     } else if SERVICES.get_ptr(end).is_some() {

@@ -5,7 +5,8 @@ use tracer_ebpf::{Hook, Kind, MISSING, REASON_NONE, SocketRecord};
 
 use crate::{
     entry::{Entry, at_entry},
-    failures, filter, globals, messages, output, packet, recorder,
+    failures::{self, Failed},
+    filter, globals, messages, output, packet, recorder,
 };
 
 at_entry!(sock_established, sock_established_fentry, on_established);
@@ -154,7 +155,7 @@ fn report(ctx: &impl EbpfContext, hook: Hook, sk: u64, change: &Change) {
     if sk == 0 || !filter::wants_socket(sk) {
         return;
     }
-    if recorder::on() && failures::admits_socket(hook as u32, 0, netns(sk), sk) == 0 {
+    if recorder::on() && !failures::admits(hook, 0, Failed::Socket { netns: netns(sk), sk }) {
         return;
     }
     let Some(mut entry) = output::reserve::<SocketRecord>(hook) else { return };

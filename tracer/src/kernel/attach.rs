@@ -126,9 +126,9 @@ pub(super) fn attach(plan: &HookPlan, layout: &Layout, options: &Options) -> Res
     if OBJECT.is_empty() {
         return Err(AttachError::NoObject);
     }
-    let Prepared { object, btf, mut maps, messages } =
+    let Prepared { programs, btf, mut maps, messages } =
         object::prepare(OBJECT, &settings(plan, layout, options)).map_err(AttachError::Load)?;
-    let loader = Loader::new(object, btf);
+    let loader = Loader::new(programs, btf);
     let (mut targets, mut left_out) = (KeySet::default(), 0);
     if let Some(wanted) = &options.targets {
         left_out = set_targets(&mut targets, &mut maps, wanted)?;
@@ -289,11 +289,11 @@ impl Attached {
         hook: Hook,
         programs: &[(&'static str, Place)],
         symbol: &'static str,
-        attach: impl Fn(&Loader, &'static str, Place, &str) -> Result<Link, LoadError>,
+        attach: impl Fn(&mut Loader, &'static str, Place, &str) -> Result<Link, LoadError>,
     ) -> Result<(), LoadError> {
         let links: Vec<Link> = programs
             .iter()
-            .map(|(name, place)| attach(&self.loader, name, *place, symbol))
+            .map(|(name, place)| attach(&mut self.loader, name, *place, symbol))
             .collect::<Result<_, _>>()?;
         for (link, (program, _)) in links.into_iter().zip(programs) {
             self.keep(hook, symbol, program, link);
@@ -411,7 +411,8 @@ pub(super) fn reads_messages() -> bool {
 fn uncalled(options: &Options) -> Vec<&'static str> {
     let messages = (!reads_messages()).then_some(&function::MESSAGES[..]);
     let of_recorder = options.recorder.is_none().then_some(&function::OF_RECORDER[..]);
-    [messages, of_recorder].into_iter().flatten().flatten().copied().collect()
+    let of_filter = options.targets.is_none().then_some(&function::OF_FILTER[..]);
+    [messages, of_recorder, of_filter].into_iter().flatten().flatten().copied().collect()
 }
 
 /// How many copies of its program a hook has.
@@ -459,8 +460,9 @@ mod tests {
                 Attach::TypedTracepoint { typed, raw } => named.extend([typed, raw]),
             }
         }
-        for name in function::MESSAGES.iter().chain(&function::OF_RECORDER) {
-            assert!(object.functions.values().any(|function| function.name == *name), "no function {name}");
+        for name in [&function::MESSAGES[..], &function::OF_RECORDER, &function::OF_FILTER].concat() {
+            let is_there = object.functions.values().any(|function| object::is_named(&function.name, name));
+            assert!(is_there, "no function {name}");
         }
         built.sort_unstable();
         named.sort_unstable();

@@ -12,14 +12,16 @@ use std::{
     os::fd::{AsFd as _, AsRawFd, OwnedFd},
 };
 
-use aya_obj::Object;
+use aya_obj::relocation::EbpfRelocationError;
 use tracer_ebpf::Hook;
 
 use super::{
     bpf::{self, Functions, Place, Purpose, Request},
     environment::LOCKDOWN_REMEDY,
+    object::Programs,
     plan::FentryTarget,
 };
+use crate::error::sentence;
 
 /// The beginning of an error where the kernel refuses perf events.
 pub(super) const PERF_EVENTS_REFUSED: &str = "perf events are refused";
@@ -29,6 +31,8 @@ pub(super) const PERF_EVENTS_REFUSED: &str = "perf events are refused";
 pub(super) enum LoadError {
     #[error("the eBPF object has no program {0}")]
     NoProgram(&'static str),
+    #[error("the program {program} of the eBPF object cannot be linked: {}", sentence(.error))]
+    Link { program: &'static str, error: EbpfRelocationError },
     #[error("cannot find the BTF of the module {module}: {error}")]
     Modules { module: &'static str, error: io::Error },
     #[error("the kernel lists no BTF of the module {0}")]
@@ -52,10 +56,10 @@ pub(super) struct Link {
     pub(super) link: OwnedFd,
 }
 
-/// The object's programs.
+/// Loads the object's programs.
 #[derive(Debug)]
 pub(super) struct Loader {
-    object: Object,
+    programs: Programs,
     /// The object's BTF in the kernel; `None` where the kernel takes none.
     btf: Option<OwnedFd>,
     /// The BTF of modules by name, as they were last listed.
@@ -63,8 +67,8 @@ pub(super) struct Loader {
 }
 
 impl Loader {
-    pub(super) fn new(object: Object, btf: Option<OwnedFd>) -> Self {
-        Self { object, btf, modules: HashMap::new() }
+    pub(super) fn new(programs: Programs, btf: Option<OwnedFd>) -> Self {
+        Self { programs, btf, modules: HashMap::new() }
     }
 
     /// Loads the program for the function and attaches it by fentry, or fexit.
@@ -82,13 +86,13 @@ impl Loader {
     }
 
     /// Loads the program for the tracepoint, by the id of its type in vmlinux's BTF, and attaches it.
-    pub(super) fn attach_tracepoint(&self, name: &'static str, id: u32) -> Result<Link, LoadError> {
+    pub(super) fn attach_tracepoint(&mut self, name: &'static str, id: u32) -> Result<Link, LoadError> {
         self.link(name, Purpose::Tracepoint { id })
     }
 
     /// Loads the program for the tracepoint, which passes its arguments as they are, and attaches it.
     pub(super) fn attach_raw_tracepoint(
-        &self,
+        &mut self,
         name: &'static str,
         tracepoint: &str,
     ) -> Result<Link, LoadError> {
@@ -99,7 +103,7 @@ impl Loader {
     }
 
     /// Loads a program that knows its place, and attaches it there.
-    fn link(&self, name: &'static str, purpose: Purpose) -> Result<Link, LoadError> {
+    fn link(&mut self, name: &'static str, purpose: Purpose) -> Result<Link, LoadError> {
         let program = self.load(name, purpose)?;
         let link = bpf::open_link(&program).map_err(|error| LoadError::Attach { program: name, error })?;
         Ok(Link { program, link })
@@ -107,7 +111,7 @@ impl Loader {
 
     /// Loads the program and attaches it to the function by a kprobe.multi link.
     pub(super) fn attach_kprobe_multi(
-        &self,
+        &mut self,
         name: &'static str,
         place: Place,
         symbol: &str,
@@ -121,7 +125,7 @@ impl Loader {
     /// Loads the program and attaches it to the function by a perf event, which is made first: it shows at once whether there is
     /// such a function, and whether this process may.
     pub(super) fn attach_kprobe(
-        &self,
+        &mut self,
         name: &'static str,
         place: Place,
         symbol: &str,
@@ -145,14 +149,13 @@ impl Loader {
     }
 
     /// Loads the program, and attaches it to nothing.
-    pub(super) fn load_on_demand(&self, name: &'static str) -> Result<OwnedFd, LoadError> {
+    pub(super) fn load_on_demand(&mut self, name: &'static str) -> Result<OwnedFd, LoadError> {
         self.load(name, Purpose::RawTracepoint)
     }
 
-    fn load(&self, name: &'static str, purpose: Purpose) -> Result<OwnedFd, LoadError> {
-        let missing = || LoadError::NoProgram(name);
-        let program = self.object.programs.get(name).ok_or_else(missing)?;
-        let function = self.object.functions.get(&program.function_key()).ok_or_else(missing)?;
+    fn load(&mut self, name: &'static str, purpose: Purpose) -> Result<OwnedFd, LoadError> {
+        let linked = self.programs.linked(name).map_err(|error| LoadError::Link { program: name, error })?;
+        let (program, function) = linked.ok_or(LoadError::NoProgram(name))?;
         let (instructions, license) = (&function.instructions, &program.license);
         let records = function.func_info.func_info_bytes();
         let functions = self.btf.as_ref().map(|btf| Functions {

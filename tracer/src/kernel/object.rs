@@ -1,4 +1,4 @@
-//! The eBPF object made ready for a trace: its numbers set, its maps made, and its programs linked to them.
+//! The eBPF object made ready for a trace: its numbers set, its maps made, and its programs linked to them when they are loaded.
 //!
 //! It takes the place of aya's loader, which first parses all of vmlinux's BTF (a third of the instructions of a trace's start)
 //! and probes for features that every kernel with ring buffers has. The maps are aya's, and so are the parser and the linker
@@ -17,7 +17,7 @@ use aya::{
     maps::{Map, MapData, MapError},
 };
 use aya_obj::{
-    EbpfSectionKind, Object, btf::BtfFeatures, generated::bpf_map_type as Kind,
+    EbpfSectionKind, Function, Object, Program, btf::BtfFeatures, generated::bpf_map_type as Kind,
     relocation::EbpfRelocationError,
 };
 use tracer_ebpf::map;
@@ -50,12 +50,59 @@ pub enum ObjectError {
 
 /// The object, ready to be loaded program by program.
 pub(super) struct Prepared {
-    pub(super) object: Object,
+    pub(super) programs: Programs,
     /// The object's BTF in the kernel; `None` where the kernel takes none.
     pub(super) btf: Option<OwnedFd>,
     pub(super) maps: HashMap<String, Map>,
     /// Has the map of the debug lines, for the library that reads it.
     pub(super) messages: Option<Ebpf>,
+}
+
+/// The object's programs. Each is linked with the functions that it calls when it is first wanted: a trace attaches a quarter of
+/// them.
+#[derive(Debug)]
+pub(super) struct Programs {
+    /// Its functions, and as its programs at most the one that is being linked.
+    object: Object,
+    by_name: HashMap<String, Program>,
+    sections: HashSet<usize>,
+    linked: HashSet<String>,
+}
+
+impl Programs {
+    /// Takes the object, whose functions have their maps.
+    fn new(mut object: Object) -> Self {
+        let sections = sections(&object);
+        let by_name = std::mem::take(&mut object.programs);
+        Self { object, by_name, sections, linked: HashSet::new() }
+    }
+
+    /// The program of this name, and its instructions with those of the functions that it calls. `None` if there is none.
+    ///
+    /// # Errors
+    ///
+    /// The object cannot be linked: it calls a function that it does not have.
+    pub(super) fn linked(
+        &mut self,
+        name: &str,
+    ) -> Result<Option<(&Program, &Function)>, EbpfRelocationError> {
+        let Some(program) = self.by_name.get(name) else { return Ok(None) };
+        let key = program.function_key();
+        if !self.linked.contains(name) {
+            self.object.programs = HashMap::from([(name.to_owned(), program.clone())]);
+            self.object.relocate_calls(&self.sections)?;
+            if let Some(function) = self.object.functions.get_mut(&key) {
+                stubs::remove(function);
+            }
+            self.linked.insert(name.to_owned());
+        }
+        Ok(self.object.functions.get(&key).map(|function| (program, function)))
+    }
+}
+
+/// The sections that have functions.
+fn sections(object: &Object) -> HashSet<usize> {
+    object.functions.keys().map(|(section, _)| *section).collect()
 }
 
 impl Settings {
@@ -145,26 +192,30 @@ pub(super) fn prepare(bytes: &[u8], settings: &Settings) -> Result<Prepared, Obj
         };
         linked.push((name, fd, map));
     }
-    link(&mut object, &linked, &settings.uncalled).map_err(|error| unusable(&error))?;
-    Ok(Prepared { object, btf, maps, messages })
+    put_maps(&mut object, &linked, &settings.uncalled).map_err(|error| unusable(&error))?;
+    Ok(Prepared { programs: Programs::new(object), btf, maps, messages })
 }
 
-/// Puts the maps, each with its descriptor, and the functions that they call into the programs, without the uncalled ones.
-fn link(
+/// Puts the maps, each with its descriptor, into the functions, and leaves nothing of the uncalled ones.
+fn put_maps(
     object: &mut Object,
     maps: &[(String, RawFd, aya_obj::Map)],
     uncalled: &[&str],
 ) -> Result<(), EbpfRelocationError> {
-    let sections: HashSet<usize> = object.functions.keys().map(|(section, _)| *section).collect();
+    let sections = sections(object);
     object.relocate_maps(maps.iter().map(|(name, fd, map)| (name.as_str(), *fd, map)), &sections)?;
     for function in object.functions.values_mut() {
-        if uncalled.contains(&function.name.as_str()) {
+        if uncalled.iter().any(|name| is_named(&function.name, name)) {
             stubs::make(function);
         }
     }
-    object.relocate_calls(&sections)?;
-    object.functions.values_mut().for_each(stubs::remove);
     Ok(())
+}
+
+/// Whether a symbol is of a function with this name: it has it alone, or at the end of its path, where the compiler writes the
+/// length before it (`<undisambiguated-identifier>` of Rust's RFC 2603).
+pub(super) fn is_named(symbol: &str, name: &str) -> bool {
+    symbol.strip_suffix(name).is_some_and(|path| path.is_empty() || path.ends_with(&name.len().to_string()))
 }
 
 /// Makes a map, with its numbers if it is a section of them. Returns it with its descriptor.
@@ -206,46 +257,102 @@ fn read_messages(bytes: &[u8], settings: &Settings) -> Result<Ebpf, ObjectError>
 #[cfg(test)]
 mod tests {
     #[cfg(not(viptrace_without_bpf))]
-    #[test]
-    fn a_linked_program_calls_only_its_own_functions() {
-        use std::collections::BTreeSet;
+    mod linked {
+        use std::collections::BTreeMap;
 
         use tracer_ebpf::function;
 
-        use super::*;
+        use super::super::*;
         use crate::kernel::attach::OBJECT;
 
+        const CALL: u8 = 0x85;
         const PSEUDO_CALL: u8 = 1;
-        let uncalled = [&function::MESSAGES[..], &function::OF_RECORDER[..]].concat();
-        let linked = |uncalled: &[&str]| {
+
+        /// The programs by name, linked without these functions.
+        fn linked(uncalled: &[&str]) -> BTreeMap<String, Function> {
             let mut object = Object::parse(OBJECT).unwrap();
             let maps: Vec<_> = object.maps.drain().map(|(name, map)| (name, 7, map)).collect();
-            link(&mut object, &maps, uncalled).unwrap();
-            object
-        };
-        let (whole, less) = (linked(&[]), linked(&uncalled));
-        for (name, program) in &less.programs {
-            let [whole, own] = [&whole, &less].map(|object| &object.functions[&program.function_key()]);
-            let begins: BTreeSet<usize> =
-                own.func_info.func_info.iter().map(|function| function.insn_off as usize).collect();
-            assert_eq!((begins.first(), own.func_info.num_info as usize), (Some(&0), begins.len()), "{name}");
-            for (at, call) in own.instructions.iter().enumerate() {
-                if call.code == 0x85 && call.src_reg() == PSEUDO_CALL {
-                    let to = (at + 1).wrapping_add_signed(call.imm as isize);
-                    assert!(begins.contains(&to), "{name}: {at} calls {to}");
-                    assert!(
-                        own.instructions[to].code != 0xb7 || own.instructions[to + 1].code != 0x95,
-                        "{name}"
-                    );
-                }
-            }
-            assert!(own.instructions.len() <= whole.instructions.len(), "{name}");
+            put_maps(&mut object, &maps, uncalled).unwrap();
+            let mut programs = Programs::new(object);
+            let names: Vec<String> = programs.by_name.keys().cloned().collect();
+            let of = |name: String| {
+                let function = programs.linked(&name).unwrap().unwrap().1.clone();
+                // A second time, it is the same.
+                let (_, again) = programs.linked(&name).unwrap().unwrap();
+                assert_eq!(again.instructions.len(), function.instructions.len(), "{name}");
+                (name, function)
+            };
+            names.into_iter().map(of).collect()
         }
-        let sizes = |object: &Object| {
-            let functions =
-                object.programs.values().map(|program| &object.functions[&program.function_key()]);
-            functions.map(|function| function.instructions.len()).sum::<usize>()
-        };
-        assert!(sizes(&less) * 2 < sizes(&whole), "{} of {}", sizes(&less), sizes(&whole));
+
+        /// The functions of a linked program: where each begins, its length, and those that it calls, by number.
+        struct Functions {
+            begins: Vec<usize>,
+            lengths: Vec<usize>,
+            calls: Vec<Vec<usize>>,
+        }
+
+        impl Functions {
+            fn of(program: &Function) -> Self {
+                let records = program.func_info.func_info.iter();
+                let mut begins: Vec<usize> = records.map(|function| function.insn_off as usize).collect();
+                begins.sort_unstable();
+                begins.dedup();
+                let ends = begins.iter().skip(1).copied().chain([program.instructions.len()]);
+                let lengths: Vec<usize> = ends.zip(&begins).map(|(end, begin)| end - begin).collect();
+                let calls = begins.iter().zip(&lengths).map(|(begin, length)| {
+                    let own = program.instructions.iter().enumerate().skip(*begin).take(*length);
+                    let called = own.filter_map(|(at, call)| {
+                        let to = (at + 1).wrapping_add_signed(call.imm as isize);
+                        let is_call = call.code == CALL && call.src_reg() == PSEUDO_CALL;
+                        is_call.then(|| begins.binary_search(&to).expect("a function's beginning"))
+                    });
+                    called.collect()
+                });
+                let calls = calls.collect();
+                Self { begins, lengths, calls }
+            }
+
+            /// The instructions of a function and of those that it calls, once for each chain of calls.
+            fn by_chains(&self, function: usize) -> usize {
+                let called: usize = self.calls[function].iter().map(|called| self.by_chains(*called)).sum();
+                self.lengths[function] + called
+            }
+        }
+
+        #[test]
+        fn a_linked_program_calls_only_its_own_functions() {
+            let uncalled = [&function::MESSAGES[..], &function::OF_RECORDER, &function::OF_FILTER].concat();
+            let (whole, less) = (linked(&[]), linked(&uncalled));
+            for (name, own) in &less {
+                let functions = Functions::of(own);
+                let begins = &functions.begins;
+                assert_eq!((begins[0], own.func_info.num_info as usize), (0, begins.len()), "{name}");
+                for called in functions.calls.iter().flatten() {
+                    let [first, second] = [0, 1].map(|at| own.instructions[begins[*called] + at].code);
+                    assert!(first != 0xb7 || second != 0x95, "{name} calls a stub");
+                }
+                assert!(own.instructions.len() <= whole[name].instructions.len(), "{name}");
+            }
+            let sizes = |linked: &BTreeMap<String, Function>| {
+                linked.values().map(|function| function.instructions.len()).sum::<usize>()
+            };
+            assert!(sizes(&less) * 4 < sizes(&whole), "{} of {}", sizes(&less), sizes(&whole));
+        }
+
+        // Since 7.2 the verifier examines a function for each chain of calls that leads there, before it follows any path.
+        #[test]
+        fn no_program_is_long_for_the_verifier() {
+            let longest = |uncalled: &[&str]| {
+                let programs = linked(uncalled);
+                programs.into_iter().map(|(name, own)| (Functions::of(&own).by_chains(0), name)).max()
+            };
+            let of_trace = [&function::MESSAGES[..], &function::OF_RECORDER, &function::OF_FILTER].concat();
+            let of_agent = [&function::MESSAGES[..], &function::OF_FILTER].concat();
+            for (uncalled, most) in [(of_trace, 1_000), (of_agent, 5_500)] {
+                let (instructions, name) = longest(&uncalled).unwrap();
+                assert!(instructions <= most, "{name}: {instructions}, and {most} were enough");
+            }
+        }
     }
 }
