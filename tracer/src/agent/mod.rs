@@ -15,6 +15,7 @@ mod metrics;
 mod otlp;
 mod output;
 mod process;
+mod queue;
 pub(crate) mod recorder;
 mod server;
 pub(crate) mod stream;
@@ -175,7 +176,7 @@ impl Agent {
         })
     }
 
-    pub(crate) fn log(&self) -> &Log {
+    pub(crate) fn log(&self) -> &Arc<Log> {
         &self.context.log
     }
 

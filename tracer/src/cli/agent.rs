@@ -5,7 +5,11 @@
 mod live;
 mod replayed;
 
-use std::io::{self, IsTerminal as _};
+use std::{
+    io::{self, IsTerminal as _},
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use anyhow::Context as _;
 use tokio::signal::unix::{SignalKind, signal};
@@ -27,6 +31,9 @@ use crate::{
     text::count,
 };
 
+/// How long the end waits for standard error to take the last lines of the log.
+const LAST_LINES: Duration = Duration::from_secs(1);
+
 /// Runs until a signal ends it.
 pub(super) fn run(args: &AgentArgs, mut printer: Printer) -> anyhow::Result<Outcome> {
     if let Some(AgentVerb::Stream(args)) = &args.verb {
@@ -47,10 +54,13 @@ async fn agent(args: &AgentArgs, config: Config) -> anyhow::Result<Outcome> {
     let mut hangup = signal(SignalKind::hangup())?;
     let node = config.node.clone().or_else(own_name);
     let agent = Agent::start(config.clone(), &args.config, node.clone())?;
-    match &args.from {
-        Some(recording) => replayed::run(agent, recording, &mut stop, &mut hangup).await?,
-        None => Box::pin(live::run(agent, &config, node, &mut stop, &mut hangup)).await?,
-    }
+    let log = Arc::clone(agent.log());
+    let ran = match &args.from {
+        Some(recording) => replayed::run(agent, recording, &mut stop, &mut hangup).await,
+        None => Box::pin(live::run(agent, &config, node, &mut stop, &mut hangup)).await,
+    };
+    log.close(Instant::now() + LAST_LINES);
+    ran?;
     Ok(Outcome::Clean)
 }
 
