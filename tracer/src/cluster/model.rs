@@ -440,9 +440,11 @@ pub struct Conditions {
 }
 
 impl Conditions {
-    /// Whether kube-proxy may send to it; if it terminates, only while no other endpoint is ready.
+    /// Whether kube-proxy may send to it; if it terminates, only while no other endpoint is ready. One that serves, and is neither
+    /// ready nor terminating, gets nothing (`CategorizeEndpoints`, `pkg/proxy/topology.go`): so are those that a slice without
+    /// `serving` lists as not ready, such as a copy of an `Endpoints` object.
     pub const fn may_serve(self) -> bool {
-        self.ready || self.serving
+        self.ready || self.serving && self.terminating
     }
 }
 

@@ -48,6 +48,9 @@ impl Pipeline {
             && let Some(flow) = settled.pop_front()
         {
             taken += 1;
+            if flow.revision > 1 {
+                self.undecided.supersede(flow.id);
+            }
             if let Some(crossings) = &mut self.crossings
                 && flow.revision <= 1
             {
@@ -83,7 +86,7 @@ impl Pipeline {
         let ctx = self.context(now);
         let until = diagnosis::end_of_grace(&flow, &ctx);
         let is_early = for_cluster && now < until;
-        let is_wrong = (is_early || !fresh) && diagnosis::is_endpoint_wrong(&flow, &ctx);
+        let is_wrong = (is_early || !fresh) && diagnosis::is_choice_wrong(&flow, &ctx);
         if is_early && is_wrong {
             if self.undecided.len() >= self.bounded(MAX_WAITING)
                 && let Some(oldest) = self.undecided.pop()
@@ -141,13 +144,13 @@ impl Pipeline {
 
     /// Whether the node's state can matter: for a flow to a Service that got no endpoint and was not refused, or that
     /// found the conntrack table full; for one whose endpoint no slice lists; or for one that a rule stopped.
-    fn depends_on_node(&self, flow: &Flow, ctx: &Context<'_>, is_endpoint_wrong: bool) -> bool {
+    fn depends_on_node(&self, flow: &Flow, ctx: &Context<'_>, is_choice_wrong: bool) -> bool {
         if diagnosis::is_stopped_by_rule(flow) && diagnosis::is_to_service(flow, ctx) {
             return true;
         }
         if flow.endpoint(self.settings.node_netns).is_some() {
             // kube-proxy's figures show the cause of stale rules, and rules of another writer may have chosen it.
-            return is_endpoint_wrong;
+            return is_choice_wrong;
         }
         let refused = flow.trouble.as_ref().is_some_and(|trouble| trouble.refusal.is_some());
         !refused && !flow.outcome().is_success() && diagnosis::is_to_service(flow, ctx)

@@ -1,26 +1,45 @@
 //! Flows whose verdict can still change with an update of the cluster's metadata: kube-proxy may know a change before
 //! viptrace does.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use crate::{flow::Flow, time::Timestamp};
 
 /// By deadline, then in the order in which they were handed out.
+type Place = (Timestamp, u64);
+
 #[derive(Debug, Default)]
 pub(super) struct Undecided {
-    flows: BTreeMap<(Timestamp, u64), Arc<Flow>>,
+    flows: BTreeMap<Place, Arc<Flow>>,
+    /// By the flow's number.
+    places: HashMap<u64, Place>,
     pushed: u64,
 }
 
 impl Undecided {
+    /// Adds a flow, in the place of an earlier state of it.
     pub(super) fn push(&mut self, until: Timestamp, flow: Arc<Flow>) {
+        self.supersede(flow.id);
         self.pushed += 1;
+        self.places.insert(flow.id, (until, self.pushed));
         self.flows.insert((until, self.pushed), flow);
+    }
+
+    /// Forgets the state of this flow that waits: a later one is to be judged.
+    pub(super) fn supersede(&mut self, id: u64) {
+        if let Some(place) = self.places.remove(&id) {
+            self.flows.remove(&place);
+        }
     }
 
     /// The flow with the earliest deadline.
     pub(super) fn pop(&mut self) -> Option<Arc<Flow>> {
-        self.flows.pop_first().map(|(_, flow)| flow)
+        let (_, flow) = self.flows.pop_first()?;
+        self.places.remove(&flow.id);
+        Some(flow)
     }
 
     /// A flow whose deadline has passed.

@@ -202,6 +202,15 @@ impl Shop {
         &mut self.endpoints.last_mut().unwrap().1
     }
 
+    /// This endpoint is on that node.
+    pub(crate) fn on_node(&mut self, endpoint: &str, node: &str) {
+        let address = addr(endpoint);
+        for listed in self.endpoints.iter_mut().filter_map(|(_, listed)| listed.get_mut(&address)) {
+            listed.node = Some(node.into());
+        }
+        self.pods.get_mut(&address.ip()).unwrap().node = Some(node.into());
+    }
+
     /// All endpoints are on worker-2.
     pub(crate) fn serves_elsewhere(&mut self) {
         for (address, endpoint) in self.endpoints.iter_mut().flat_map(|(_, listed)| listed) {

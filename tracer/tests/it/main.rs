@@ -63,6 +63,7 @@ mod soak_verdicts;
 mod terminal_support;
 mod top;
 mod trail;
+mod verdict_changes;
 mod verdict_classes;
 mod verdict_confidence;
 mod verdict_confounders;

@@ -8,7 +8,8 @@ use std::{cmp::Reverse, collections::BTreeSet, net::SocketAddr, sync::Arc};
 use super::{History, Vip};
 use crate::{
     cluster::{
-        model::{AddressType, Conditions, Endpoint, EndpointSlice, Key, Kind, PodRef, ServicePort},
+        Via,
+        model::{AddressType, Conditions, Endpoint, EndpointSlice, Key, Kind, PodRef, Service, ServicePort},
         timeline::{Span, Timeline},
     },
     time::Timestamp,
@@ -93,8 +94,8 @@ pub struct Usable {
     pub count: usize,
     /// Those on the node at which the traffic arrived; `None` if that node is unknown.
     pub local: Option<usize>,
-    /// If there are endpoints: at least one has existed since this time or longer. Otherwise: the time of the last
-    /// change of the slices.
+    /// If there are endpoints: at least one has existed since this time or longer, and so has the Service with this address
+    /// and port. Otherwise: the time of the last change of the slices.
     pub since: Timestamp,
     /// No endpoint is ready: these serve while they terminate (N8).
     pub terminating: bool,
@@ -255,7 +256,8 @@ impl History {
         let since = if count == 0 {
             self.endpoints_changed(&service.key, at).unwrap_or(Timestamp::MIN)
         } else {
-            all.clone().take(MAX_AGED).map(age).min().unwrap_or(at)
+            let oldest = all.clone().take(MAX_AGED).map(age).min().unwrap_or(at);
+            oldest.max(self.served_since(vip, at).unwrap_or(Timestamp::MIN))
         };
         // A name that no Node has (a host's name may differ from its Node's) does not identify local endpoints.
         let node = node.filter(|node| !self.knows(Kind::Node) || self.node(node, at).is_some());
@@ -279,11 +281,38 @@ impl History {
         usable_of(&self.endpoints(service, port, at), family, local_to).copied().collect()
     }
 
-    /// Whether an endpoint on `node` is ready at `at`.
-    pub(crate) fn has_local_ready(&self, vip: &Vip<'_>, node: Option<&str>, at: Timestamp) -> bool {
-        let Some((Vip { service, port, .. }, node)) = self.vip_at(vip, at).zip(node) else { return false };
+    /// Since when an endpoint on `node` is ready at `at`; `None` if none is.
+    pub(crate) fn local_ready_since(
+        &self,
+        vip: &Vip<'_>,
+        node: Option<&str>,
+        at: Timestamp,
+    ) -> Option<Timestamp> {
+        let (Vip { service, port, .. }, node) = self.vip_at(vip, at).zip(node)?;
         let usable = self.usable_endpoints(&service.key, port, vip.family(), Some(node), at);
-        usable.iter().any(|endpoint| endpoint.conditions.ready)
+        let ready = usable.iter().filter(|endpoint| endpoint.conditions.ready).take(MAX_AGED);
+        let since = ready.map(|endpoint| match self.membership_in(&service.key, port, endpoint.addr, at) {
+            Membership::Member { since, .. } => since,
+            _ => at,
+        });
+        since.min()
+    }
+
+    /// Since when the Service has the address and port of this VIP without interruption at `at`, as far back as is known.
+    fn served_since(&self, vip: &Vip<'_>, at: Timestamp) -> Option<Timestamp> {
+        let Vip { addr, via, service, port } = *vip;
+        let serves = |service: &Service| match via {
+            Via::NodePort => service.node_port(addr.port(), port.protocol).is_some(),
+            _ => {
+                service.via(addr.ip().to_canonical()).is_some()
+                    && service.port(addr.port(), port.protocol).is_some()
+            }
+        };
+        let spans = self.services.get(&service.key)?.spans().take_while(|span| span.from <= at);
+        spans.fold(None, |since, span| {
+            let is_served = span.value.is_some_and(|service| serves(service));
+            is_served.then(|| since.unwrap_or(span.from))
+        })
     }
 
     /// The time of the last change of this Service's slices, up to `at`.

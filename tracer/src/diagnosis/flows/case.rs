@@ -39,7 +39,16 @@ pub(super) struct Case<'a> {
     pub(super) is_ahead: bool,
     /// For an attempt that the outcome is not due to: the endpoint of the one that it is due to.
     pub(super) instead: Option<SocketAddr>,
-    usable: OnceCell<Option<Usable>>,
+    usable: OnceCell<Option<Known>>,
+}
+
+/// The endpoints that kube-proxy should have chosen from.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    usable: Usable,
+    /// The API removed the last of them only after a rule had stopped the flow: kube-proxy received the change before
+    /// viptrace did.
+    is_ahead: bool,
 }
 
 impl<'a> Case<'a> {
@@ -84,14 +93,39 @@ impl<'a> Case<'a> {
     /// The endpoints that kube-proxy should have chosen from; `None` if they are unknown. Queried only when a rule
     /// needs it: it is the most expensive query, and a healthy flow needs it only if its endpoint is not ready.
     pub(super) fn usable(&self) -> Option<Usable> {
+        self.known().map(|known| known.usable)
+    }
+
+    /// Whether the API removed the last usable endpoint only after a rule had stopped the flow, within the grace.
+    pub(super) fn lost_endpoints_since(&self) -> bool {
+        self.known().is_some_and(|known| known.is_ahead)
+    }
+
+    fn known(&self) -> Option<Known> {
         *self.usable.get_or_init(|| {
-            let usable = self.ctx.cluster.usable(&self.vip, self.ctx.node_name, self.decided)?;
-            if !usable.terminating || self.uses_terminating() {
-                return Some(usable);
-            }
-            let local = usable.local.map(|_| 0);
-            Some(Usable { count: 0, local, terminating: false, ..usable })
+            let then = self.usable_at(self.decided)?;
+            let may_be_ahead = self.endpoint.is_none() && is_stopped_before_choice(self.flow);
+            let later =
+                may_be_ahead.then(|| self.usable_at(self.decided.saturating_add(self.ctx.grace))).flatten();
+            let has_none =
+                |usable: Usable| usable.count == 0 || self.vip.is_local() && usable.local == Some(0);
+            Some(match later {
+                Some(later) if has_none(later) && !has_none(then) => Known { usable: later, is_ahead: true },
+                _ => Known { usable: then, is_ahead: false },
+            })
         })
+    }
+
+    fn usable_at(&self, at: Timestamp) -> Option<Usable> {
+        let (cluster, node) = (self.ctx.cluster, self.ctx.node_name);
+        let usable = cluster.usable(&self.vip, node, at)?;
+        if self.uses_terminating() {
+            return Some(usable);
+        }
+        let is_ready_here = || cluster.local_ready_since(&self.vip, node, at).is_some();
+        let local = usable.local.map(|count| if is_ready_here() { count } else { 0 });
+        let count = if usable.terminating { 0 } else { usable.count };
+        Some(Usable { count, local, terminating: false, ..usable })
     }
 
     /// Whether this kube-proxy sends to terminating endpoints that serve while no other is ready. An unknown release
@@ -104,9 +138,10 @@ impl<'a> Case<'a> {
     /// a Local policy only the node's own count.
     pub(super) fn ready_since(&self) -> Option<Timestamp> {
         let usable = self.usable().filter(|usable| usable.count > 0 && !usable.terminating)?;
-        let here = !self.vip.is_local()
-            || self.ctx.cluster.has_local_ready(&self.vip, self.ctx.node_name, self.decided);
-        here.then_some(usable.since)
+        if self.vip.is_local() {
+            return self.ctx.cluster.local_ready_since(&self.vip, self.ctx.node_name, self.decided);
+        }
+        Some(usable.since)
     }
 
     /// The last known event of the flow.
@@ -307,6 +342,17 @@ impl<'a> Case<'a> {
     pub(super) fn age(&self, since: Timestamp) -> Duration {
         self.decided.since(since)
     }
+}
+
+/// Whether a rule, or IPVS, stopped the flow before an endpoint was chosen.
+pub(super) fn is_stopped_before_choice(flow: &Flow) -> bool {
+    let Some(trouble) = flow.trouble.as_deref() else { return false };
+    let is_refused = |refusal: Refusal| {
+        refusal.kind == RefusalKind::NoDestination
+            || refusal.stage == Stage::Before && refusal.endpoint.is_none()
+    };
+    let is_dropped = |drop: &Dropped| drop.stage == Stage::Before && drop.is("NETFILTER_DROP");
+    trouble.refusal.is_some_and(is_refused) || trouble.drops.iter().any(is_dropped)
 }
 
 /// The meaning of the address that the client connected to. A node port is also served at addresses of this node that no

@@ -18,11 +18,12 @@ use crate::{
 /// C4, or C5 within the grace.
 /// Mechanism: the rule "no endpoints" still exists although the API has some: kube-proxy's sync failed, or is late.
 /// For: a refusal before any endpoint was chosen, and usable endpoints in the API.
-/// Against: endpoints younger than the grace: then it is lag, which resolves itself. A Local policy without an endpoint on
-/// this node is excluded: old releases refuse by design (C22).
+/// Against: endpoints younger than the grace: then it is lag, which resolves itself. Excluded are a Local policy without an
+/// endpoint on this node, where old releases refuse by design (C22), endpoints that the API removed right after (C20), and
+/// another node's port, for which this node has no rule of kube-proxy (C30).
 pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
     case.refused_before_choice()?;
-    if !case.failed() || case.has_no_local_endpoint() {
+    if !case.failed() || case.has_no_local_endpoint() || case.other_nodes_port().is_some() {
         return None;
     }
     let usable = case.usable().filter(|usable| usable.count > 0)?;
@@ -30,7 +31,7 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
         return Some(lag(
             case,
             format_args!(
-                "the rules still refuse {}, which has had endpoints for {}",
+                "the rules still refuse {}, which has existed with endpoints for {}",
                 case.name(),
                 length(case.age(usable.since))
             ),
@@ -89,7 +90,7 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
         return Some(lag(
             case,
             format_args!(
-                "no rule translates {} yet: it has had endpoints for {}",
+                "no rule translates {} yet: it has existed with endpoints for {}",
                 case.name(),
                 length(case.age(usable.since))
             ),

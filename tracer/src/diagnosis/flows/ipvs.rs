@@ -39,7 +39,7 @@ pub(super) fn no_destination(case: &Case<'_>) -> Option<Finding> {
         return Some(lag(
             case,
             format_args!(
-                "IPVS has no real server for {}, which has had endpoints for {}",
+                "IPVS has no real server for {}, which has existed with endpoints for {}",
                 case.name(),
                 length(case.age(usable.since))
             ),

@@ -377,26 +377,36 @@ fn rule<'a>(
     Some(Ruling::of(case, finding))
 }
 
-/// Until when the cluster's metadata can still clear a [wrong endpoint](is_endpoint_wrong).
+/// Until when the cluster's metadata can still clear a [wrong choice](is_choice_wrong).
 ///
 /// kube-proxy and viptrace watch the API server independently, and either can be ahead: an endpoint that no slice lists
-/// yet may have been added, and one that left may have returned. An endpoint counts as wrong only if the metadata does
-/// not list it within the grace after it was chosen.
+/// yet may have been added, one that left may have returned, and the last one may just have gone. An endpoint counts as wrong
+/// only if the metadata does not list it within the grace after it was chosen, and a refusal only if the metadata still lists
+/// some then.
 pub fn end_of_grace(flow: &Flow, ctx: &Context<'_>) -> Timestamp {
     Choice::of(flow, ctx).decided.saturating_add(ctx.grace)
 }
 
-/// Whether kube-proxy should not have chosen the flow's endpoint, or that of an earlier attempt, for longer than the grace.
-pub fn is_endpoint_wrong(flow: &Flow, ctx: &Context<'_>) -> bool {
+/// Whether kube-proxy should not have chosen the flow's endpoint, or that of an earlier attempt, for longer than the grace; or
+/// whether a rule stopped the flow although there have been endpoints for as long.
+pub fn is_choice_wrong(flow: &Flow, ctx: &Context<'_>) -> bool {
     let choice = Choice::of(flow, ctx);
-    if choice.endpoint.is_none() {
+    if choice.endpoint.is_none() && !case::is_stopped_before_choice(flow) {
         return false;
     }
     let Address::Vip(vip) = case::address(flow, ctx) else { return false };
+    let for_long = |since: Timestamp, decided| since.saturating_add(ctx.grace) < decided;
+    if choice.endpoint.is_none() {
+        // Without a refusal, only a Local policy has a rule of kube-proxy drop packets.
+        let is_refused = flow.trouble.as_deref().is_some_and(|trouble| trouble.refusal.is_some());
+        let usable = ctx.cluster.usable(&vip, ctx.node_name, choice.decided);
+        return (is_refused || vip.is_local())
+            && usable.is_some_and(|usable| usable.count > 0 && for_long(usable.since, choice.decided));
+    }
     let is_wrong = |Choice { decided, endpoint, .. }: Choice<'_>| {
         endpoint.is_some_and(|endpoint| match case::standing(ctx, &vip, endpoint, decided) {
             Standing::NeverSeen => true,
-            Standing::UnusableSince(since) => since.saturating_add(ctx.grace) < decided,
+            Standing::UnusableSince(since) => for_long(since, decided),
             Standing::Serves | Standing::Unknown => false,
         })
     };

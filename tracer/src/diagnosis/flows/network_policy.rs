@@ -22,10 +22,13 @@ const SAME_MOMENT: Duration = Duration::from_secs(10);
 pub(super) fn prohibited(case: &Case<'_>) -> Option<Finding> {
     let refusal = case.trouble()?.refusal?;
     let elsewhere = case.is_elsewhere(refusal.netns);
-    let foreign = is_foreign(case.flow, &refusal)
-        && (refusal.kind != RefusalKind::Reset
-            || refusal.stage == Stage::After
-            || case.has_usable() == Some(true));
+    // No rule of kube-proxy concerns another node's port here.
+    let is_others = refusal.stage == Stage::Before && case.other_nodes_port().is_some();
+    let foreign = is_others
+        || is_foreign(case.flow, &refusal)
+            && (refusal.kind != RefusalKind::Reset
+                || refusal.stage == Stage::After
+                || case.has_usable() == Some(true));
     if case.outcome != Outcome::Rejected || !(foreign || elsewhere) {
         return None;
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Case, Finding};
+use super::{Case, Finding, text::length};
 use crate::{
     class::{Class, Confidence},
     cluster::NoEndpointsReason,
@@ -13,7 +13,8 @@ use crate::{
 /// Mechanism: kube-proxy writes a rule that rejects (ICMP port unreachable) for a Service port without usable
 /// endpoints. This is not kube-proxy's fault: the API has none.
 /// For: the rejection, before any endpoint was chosen; no usable endpoint in the API at that moment.
-/// Against: nothing, if both were observed. A workload that was scaled to zero is refused by design (N19).
+/// Against: nothing, if both were observed. A workload that was scaled to zero is refused by design (N19). If the API removed
+/// the last endpoint within the grace after the rejection, kube-proxy knew it first.
 pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
     let refusal = case.trouble()?.refusal.filter(|refusal| is_of_kube_proxy(refusal.kind, case))?;
     if refusal.stage != Stage::Before
@@ -58,9 +59,20 @@ pub(super) fn unanswered(case: &Case<'_>) -> Option<Finding> {
 }
 
 fn finding(case: &Case<'_>, confidence: Confidence) -> Finding {
-    let reason = case.ctx.cluster.why_no_endpoints(&case.vip, case.decided);
     let since = case.usable().map(|usable| usable.since);
-    let nothing = case.said(format_args!("no usable endpoint for {} at that moment", case.name()));
+    let is_ahead = case.lost_endpoints_since();
+    let at = since.filter(|_| is_ahead).unwrap_or(case.decided).max(case.decided);
+    let confidence = if is_ahead { confidence.min(Confidence::Medium) } else { confidence };
+    let reason = case.ctx.cluster.why_no_endpoints(&case.vip, at);
+    let nothing = if is_ahead {
+        case.said(format_args!(
+            "the last usable endpoint of {} left {} later: kube-proxy received the change before viptrace did",
+            case.name(),
+            length(at.since(case.decided))
+        ))
+    } else {
+        case.said(format_args!("no usable endpoint for {} at that moment", case.name()))
+    };
     if let Some(NoEndpointsReason::ScaledToZero { last_endpoint }) = reason.as_deref() {
         return case
             .finding(

@@ -292,9 +292,11 @@ const DROPS_SINCE: Release = Release(1, 24);
 /// Mechanism: under a Local policy kube-proxy drops packets that arrive on a node without a local endpoint: a timeout,
 /// not a refusal (kubernetes/kubernetes#121371). Releases before 1.24 refuse them inside the cluster.
 /// For: a rule's drop or refusal before any endpoint was chosen, a Local policy, and no endpoint on this node.
-/// Against: a load balancer that respects the health check port never sends here.
+/// Against: a load balancer that respects the health check port never sends here. Another node's port is that node's: no rule
+/// of kube-proxy concerns it here.
 pub(super) fn no_local_endpoint(case: &Case<'_>) -> Option<Finding> {
-    if !case.vip.is_local() || case.endpoint.is_some() || !case.failed() {
+    if !case.vip.is_local() || case.endpoint.is_some() || !case.failed() || case.other_nodes_port().is_some()
+    {
         return None;
     }
     let local = case.usable().and_then(|usable| usable.local);

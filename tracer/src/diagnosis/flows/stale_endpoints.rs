@@ -66,7 +66,7 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
         // While no other endpoint is ready, a terminating one is right (N8).
         Membership::Member { state, since } if state.conditions.terminating => {
             let since = (*since).max(preferred_since(case)?);
-            let end = since.saturating_add(termination_grace(case, endpoint.ip()));
+            let end = since.saturating_add(termination_grace(case, Some(state), endpoint.ip()));
             if !case.failed() && case.decided <= end {
                 // It serves until it ends: kube-proxy is late, and nothing broke.
                 return None;
@@ -185,9 +185,12 @@ fn may_be_within_grace(case: &Case<'_>, since: Timestamp) -> bool {
     !is_dated && since > Timestamp::MIN && case.within_grace(since.saturating_add(NEIGHBOUR_WAIT))
 }
 
-/// The time that the Pod at this address has for its end, or the default where no Pod is known.
-fn termination_grace(case: &Case<'_>, ip: IpAddr) -> Duration {
-    let pod = case.ctx.cluster.pod_by_ip(ip, case.decided);
+/// The time that the endpoint's Pod has for its end, or the default where no Pod is known. Of a Pod on the host's network, only
+/// the slice says that the address is its own.
+fn termination_grace(case: &Case<'_>, endpoint: Option<&EndpointState<'_>>, ip: IpAddr) -> Duration {
+    let cluster = case.ctx.cluster;
+    let listed = endpoint.and_then(|state| cluster.pod(&state.pod?.key, case.decided));
+    let pod = listed.filter(|pod| pod.ips.contains(&ip)).or_else(|| cluster.pod_by_ip(ip, case.decided));
     pod.map_or(DEFAULT_TERMINATION_GRACE, |pod| pod.termination_grace)
 }
 
@@ -434,13 +437,10 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
     if case.is_ready() && !case.is_ahead && case.ctx.cluster.is_constant(&case.vip, case.decided, ended) {
         return None;
     }
-    let removed = match case.ctx.cluster.membership(&case.vip, endpoint, ended) {
+    let membership = case.ctx.cluster.membership(&case.vip, endpoint, ended);
+    let removed = match membership {
         Membership::Left { at, .. } => at,
-        Membership::Member { state: EndpointState { conditions, .. }, since }
-            if !conditions.ready && (conditions.terminating || !conditions.serving) =>
-        {
-            since
-        }
+        Membership::Member { state: EndpointState { conditions, .. }, since } if !conditions.ready => since,
         _ => return None,
     };
     let old_enough = case.decided <= removed || case.flow.partial;
@@ -451,7 +451,7 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
         // The client's own abort (N4): it had not lost its peer.
         return None;
     }
-    let grace = termination_grace(case, endpoint.ip());
+    let grace = termination_grace(case, membership.state(), endpoint.ip());
     let after = ended.since(removed);
     let drained = case.outcome.is_success();
     let name = case.endpoint_name();
