@@ -130,6 +130,17 @@ impl Agent {
         let counts = Counts::new(metrics.max_series.as_usize(), metrics.endpoints, metrics.keep.get());
         let figures = Arc::new(Shared::new(counts));
         let log = Arc::new(Log::new(&config.log, Arc::clone(&figures)));
+        let started = Self::with_log(config, path, node, figures, Arc::clone(&log));
+        started.inspect_err(|_| log.close(Instant::now() + LAST_WORDS))
+    }
+
+    fn with_log(
+        config: Config,
+        path: &Path,
+        node: Option<String>,
+        figures: Arc<Shared>,
+        log: Arc<Log>,
+    ) -> Result<Self, StartError> {
         let output =
             Lines::to(io::stdout(), Arc::clone(&figures), Arc::clone(&log)).map_err(StartError::Output)?;
         let recorder = FlightRecorder::new(config.recorder.clone());

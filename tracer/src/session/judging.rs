@@ -48,15 +48,14 @@ impl Pipeline {
             && let Some(flow) = settled.pop_front()
         {
             taken += 1;
-            if flow.revision > 1 {
-                self.undecided.supersede(flow.id);
-            }
+            // Of a flow whose earlier state had no verdict yet, this is the first one.
+            let is_first = flow.revision <= 1 || self.undecided.supersede(flow.id);
             if let Some(crossings) = &mut self.crossings
                 && flow.revision <= 1
             {
                 crossings.extend(Crossing::of(&flow));
             }
-            if self.fold(&flow) || self.leave_to_other_node(&flow) {
+            if self.fold(&flow) || self.leave_to_other_node(&flow, is_first) {
                 continue;
             }
             self.note(&flow);
@@ -130,13 +129,13 @@ impl Pipeline {
     }
 
     /// Counts the flow if another node on this kernel reports it, unless it has a verdict already.
-    fn leave_to_other_node(&mut self, flow: &Flow) -> bool {
+    fn leave_to_other_node(&mut self, flow: &Flow, is_first: bool) -> bool {
         if self.before.contains_key(&flow.id) {
             return false;
         }
         let around = surroundings(&self.settings, &self.cluster.history, &self.node);
         let Some(node) = diagnosis::other_node(flow, &around).map(str::to_owned) else { return false };
-        if flow.revision <= 1 {
+        if is_first {
             self.neighbours.count(node);
         }
         true

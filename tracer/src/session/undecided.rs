@@ -28,11 +28,10 @@ impl Undecided {
         self.flows.insert((until, self.pushed), flow);
     }
 
-    /// Forgets the state of this flow that waits: a later one is to be judged.
-    pub(super) fn supersede(&mut self, id: u64) {
-        if let Some(place) = self.places.remove(&id) {
-            self.flows.remove(&place);
-        }
+    /// Forgets the state of this flow that waits, because a later one is to be judged. Returns whether there was one.
+    pub(super) fn supersede(&mut self, id: u64) -> bool {
+        let place = self.places.remove(&id);
+        place.is_some_and(|place| self.flows.remove(&place).is_some())
     }
 
     /// The flow with the earliest deadline.

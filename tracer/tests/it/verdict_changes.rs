@@ -37,6 +37,12 @@ fn kube_proxy_may_know_that_the_last_endpoint_left_before_the_api_says_so() {
     let said = verdict.evidence.iter().find(|evidence| evidence.content.contains("later"));
     let said = said.unwrap_or_else(|| panic!("{:?}", verdict.evidence));
     assert!(said.content.contains("kube-proxy received the change before viptrace did"), "{}", said.content);
+    // The one Pod restarts at once.
+    world.shop.becomes(EP, NOT_READY, 62_000);
+    world.shop.ready(EP, 63_000);
+    let restarted = world.verdict(refused(VIP), 70_000);
+    assert_eq!(restarted.class, Class::C20);
+    assert!(restarted.evidence.iter().any(|it| it.content.contains("left 50 ms later")), "{restarted:?}");
     // IPVS takes the real server away at once.
     world.node.mode = Some(ProxyMode::Ipvs);
     let no_destination = || {
@@ -72,10 +78,30 @@ fn the_last_endpoint_of_this_node_may_have_left_first_too() {
         let dropped = Script::new("203.0.113.9:50000", NODE_PORT, None)
             .drop_syn(60_000, "NETFILTER_DROP")
             .drop_syn(61_000, "NETFILTER_DROP");
-        world.verdict(dropped, 70_000).class
+        let verdict = world.verdict(dropped, 70_000);
+        (verdict.class, verdict.confidence)
     };
-    assert_eq!(with(Some(60_050)), Class::C21);
-    assert_ne!(with(None), Class::C21);
+    assert_eq!(with(Some(60_050)), (Class::C21, Confidence::Medium));
+    assert_eq!(with(Some(50_000)), (Class::C21, Confidence::High));
+    assert_ne!(with(None).0, Class::C21);
+}
+
+/// With the policy Cluster no rule of kube-proxy drops, and none forges a RST.
+#[test]
+fn what_kube_proxy_never_does_is_not_explained_by_a_later_change() {
+    for script in [
+        Script::new(CLIENT, VIP, None)
+            .drop_syn(60_000, "NETFILTER_DROP")
+            .drop_syn(61_000, "NETFILTER_DROP")
+            .connect_failed(62_000),
+        Script::new(CLIENT, VIP, None).unreach(60_000, 13).connect_failed(60_001),
+    ] {
+        let mut world = World::new();
+        let before = world.verdict(script.clone(), 70_000);
+        world.shop.leaves(EP, 62_050);
+        assert_eq!(world.verdict(script, 70_000).class, before.class);
+        assert_ne!(before.class, Class::C20);
+    }
 }
 
 #[test]

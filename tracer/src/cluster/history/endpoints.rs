@@ -78,7 +78,7 @@ impl<'a> Membership<'a> {
         }
     }
 
-    /// The time since which kube-proxy must not send to it: it left, or is neither ready nor serving.
+    /// The time since which kube-proxy must not send to it: it left, or may not serve any more.
     pub const fn unusable_since(&self) -> Option<Timestamp> {
         match self {
             Self::Left { at, .. } => Some(*at),
@@ -321,6 +321,16 @@ impl History {
             .flat_map(|line| line.versions.iter().map(|version| version.from))
             .filter(|from| *from <= at)
             .max()
+    }
+
+    /// When this Service's slices changed, after one moment and up to another, in their order.
+    pub(crate) fn endpoints_changes(&self, service: &Key, after: Timestamp, to: Timestamp) -> Vec<Timestamp> {
+        let versions = self.slice_lines(service).flat_map(|line| &line.versions);
+        let mut changes: Vec<_> =
+            versions.map(|version| version.from).filter(|from| after < *from && *from <= to).collect();
+        changes.sort_unstable();
+        changes.dedup();
+        changes
     }
 
     /// Every address and port that a slice of this Service port has listed up to `at`.

@@ -9,9 +9,9 @@ use std::{
     time::Duration,
 };
 
-use super::{Context, Finding, Say};
+use super::{Context, Finding, Say, text::length};
 use crate::{
-    class::Class,
+    class::{Class, Confidence},
     cluster::{Address, EndpointState, Kind, Membership, Standing, Usable, Via, Vip},
     flow::{Decision, Dropped, Flow, Outcome, Refusal, RefusalKind, Stage, Trouble},
     net::Netns,
@@ -46,9 +46,9 @@ pub(super) struct Case<'a> {
 #[derive(Clone, Copy, Debug)]
 struct Known {
     usable: Usable,
-    /// The API removed the last of them only after a rule had stopped the flow: kube-proxy received the change before
-    /// viptrace did.
-    is_ahead: bool,
+    /// When the API removed the last of them, within the grace after a rule had stopped the flow: kube-proxy received the
+    /// change before viptrace did.
+    lost_at: Option<Timestamp>,
 }
 
 impl<'a> Case<'a> {
@@ -96,24 +96,37 @@ impl<'a> Case<'a> {
         self.known().map(|known| known.usable)
     }
 
-    /// Whether the API removed the last usable endpoint only after a rule had stopped the flow, within the grace.
-    pub(super) fn lost_endpoints_since(&self) -> bool {
-        self.known().is_some_and(|known| known.is_ahead)
+    /// When the API removed the last endpoint that a rule could have chosen, if that was only after the rule had stopped the
+    /// flow, and within the grace.
+    pub(super) fn lost_at(&self) -> Option<Timestamp> {
+        self.known()?.lost_at
     }
 
     fn known(&self) -> Option<Known> {
         *self.usable.get_or_init(|| {
             let then = self.usable_at(self.decided)?;
-            let may_be_ahead = self.endpoint.is_none() && is_stopped_before_choice(self.flow);
-            let later =
-                may_be_ahead.then(|| self.usable_at(self.decided.saturating_add(self.ctx.grace))).flatten();
-            let has_none =
-                |usable: Usable| usable.count == 0 || self.vip.is_local() && usable.local == Some(0);
-            Some(match later {
-                Some(later) if has_none(later) && !has_none(then) => Known { usable: later, is_ahead: true },
-                _ => Known { usable: then, is_ahead: false },
-            })
+            let lost = self.may_be_ahead(then).then(|| self.first_loss()).flatten();
+            let (lost_at, usable) = lost.unzip();
+            Some(Known { usable: usable.unwrap_or(then), lost_at })
         })
+    }
+
+    /// Whether kube-proxy may have stopped the flow because of a change that viptrace received later.
+    fn may_be_ahead(&self, then: Usable) -> bool {
+        self.endpoint.is_none() && !self.has_none(then) && is_stopped_by_kube_proxy(self.flow, &self.vip)
+    }
+
+    /// The first moment after the decision, within the grace, at which there was none to choose.
+    fn first_loss(&self) -> Option<(Timestamp, Usable)> {
+        let until = self.decided.saturating_add(self.ctx.grace);
+        let changes = self.ctx.cluster.endpoints_changes(&self.vip.service.key, self.decided, until);
+        let mut states = changes.into_iter().filter_map(|at| Some((at, self.usable_at(at)?)));
+        states.find(|(_, usable)| self.has_none(*usable))
+    }
+
+    /// Whether there is no endpoint that a rule for this address may choose.
+    fn has_none(&self, usable: Usable) -> bool {
+        usable.count == 0 || self.vip.is_local() && usable.local == Some(0)
     }
 
     fn usable_at(&self, at: Timestamp) -> Option<Usable> {
@@ -227,14 +240,7 @@ impl<'a> Case<'a> {
     /// The name of the other node whose node port the client connected to. Only that node's kube-proxy translates it:
     /// here the packet passes untranslated (KUBE-NODEPORTS is entered only for the node's own addresses).
     pub(super) fn other_nodes_port(&self) -> Option<String> {
-        let ip = self.vip.addr.ip();
-        if self.vip.via != Via::NodePort {
-            return None;
-        }
-        let node = self.ctx.cluster.node_by_ip(ip, self.decided).map(|node| &*node.key.name);
-        let own = self.ctx.node.is_own_address(ip);
-        let own = own.or_else(|| Some(node? == self.ctx.node_name?));
-        (own == Some(false)).then(|| node.map_or_else(|| ip.to_string(), str::to_owned))
+        other_nodes_port(&self.vip, self.ctx, self.decided)
     }
 
     /// Another dataplane that may serve Services here instead of kube-proxy, whose rules may be leftovers. A program that
@@ -344,15 +350,37 @@ impl<'a> Case<'a> {
     }
 }
 
-/// Whether a rule, or IPVS, stopped the flow before an endpoint was chosen.
-pub(super) fn is_stopped_before_choice(flow: &Flow) -> bool {
+/// Whether a rule, or IPVS, stopped the flow before an endpoint was chosen, as kube-proxy's do: they refuse with port unreachable,
+/// and under a Local policy they drop.
+pub(super) fn is_stopped_by_kube_proxy(flow: &Flow, vip: &Vip<'_>) -> bool {
     let Some(trouble) = flow.trouble.as_deref() else { return false };
-    let is_refused = |refusal: Refusal| {
-        refusal.kind == RefusalKind::NoDestination
-            || refusal.stage == Stage::Before && refusal.endpoint.is_none()
+    let is_refused = |refusal: Refusal| match refusal.kind {
+        RefusalKind::NoDestination => true,
+        RefusalKind::Unreachable { code } => {
+            let is_before = refusal.stage == Stage::Before && refusal.endpoint.is_none();
+            is_before && code.is_none_or(|code| code == port_unreachable(flow))
+        }
+        RefusalKind::Reset => false,
     };
     let is_dropped = |drop: &Dropped| drop.stage == Stage::Before && drop.is("NETFILTER_DROP");
-    trouble.refusal.is_some_and(is_refused) || trouble.drops.iter().any(is_dropped)
+    trouble.refusal.is_some_and(is_refused) || vip.is_local() && trouble.drops.iter().any(is_dropped)
+}
+
+/// The code of "port unreachable": of ICMP, or of `ICMPv6`.
+pub(super) const fn port_unreachable(flow: &Flow) -> u8 {
+    if flow.orig.dst.is_ipv4() { 3 } else { 4 }
+}
+
+/// The name of the other node whose node port this is, as [`Case::other_nodes_port`] has it.
+pub(super) fn other_nodes_port(vip: &Vip<'_>, ctx: &Context<'_>, at: Timestamp) -> Option<String> {
+    let ip = vip.addr.ip();
+    if vip.via != Via::NodePort {
+        return None;
+    }
+    let node = ctx.cluster.node_by_ip(ip, at).map(|node| &*node.key.name);
+    let own = ctx.node.is_own_address(ip);
+    let own = own.or_else(|| Some(node? == ctx.node_name?));
+    (own == Some(false)).then(|| node.map_or_else(|| ip.to_string(), str::to_owned))
 }
 
 /// The meaning of the address that the client connected to. A node port is also served at addresses of this node that no
@@ -445,6 +473,19 @@ pub(super) fn standing(
 }
 
 impl Finding {
+    /// Says that the last endpoint left only after the rule had stopped the flow, if it did, which is less certain.
+    pub(super) fn with_late_loss(self, case: &Case<'_>) -> Self {
+        let Some(lost) = case.lost_at() else { return self };
+        let confidence = self.confidence.min(Confidence::Medium);
+        self.confidence(confidence).api(
+            Some(lost),
+            format_args!(
+                "the last of them left {} later: kube-proxy received the change before viptrace did",
+                length(lost.since(case.decided))
+            ),
+        )
+    }
+
     /// Adds the chain, map or virtual server that has this effect on the destination address, with its writer, if rules
     /// were read. Rules that were read after NAT's decision are evidence for the current state, not for the state at
     /// the decision.

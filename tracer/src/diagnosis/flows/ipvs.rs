@@ -116,6 +116,7 @@ fn no_local_real_server(case: &Case<'_>) -> Finding {
     )
     .api(None, format_args!("{} in the cluster, none of them on this node", case.usable_count()))
     .related(&[Class::C12])
+    .with_late_loss(case)
 }
 
 /// C12's look-alike.

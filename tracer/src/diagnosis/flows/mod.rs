@@ -391,17 +391,18 @@ pub fn end_of_grace(flow: &Flow, ctx: &Context<'_>) -> Timestamp {
 /// whether a rule stopped the flow although there have been endpoints for as long.
 pub fn is_choice_wrong(flow: &Flow, ctx: &Context<'_>) -> bool {
     let choice = Choice::of(flow, ctx);
-    if choice.endpoint.is_none() && !case::is_stopped_before_choice(flow) {
+    if choice.endpoint.is_none() && flow.trouble.is_none() {
         return false;
     }
     let Address::Vip(vip) = case::address(flow, ctx) else { return false };
     let for_long = |since: Timestamp, decided| since.saturating_add(ctx.grace) < decided;
     if choice.endpoint.is_none() {
-        // Without a refusal, only a Local policy has a rule of kube-proxy drop packets.
-        let is_refused = flow.trouble.as_deref().is_some_and(|trouble| trouble.refusal.is_some());
-        let usable = ctx.cluster.usable(&vip, ctx.node_name, choice.decided);
-        return (is_refused || vip.is_local())
-            && usable.is_some_and(|usable| usable.count > 0 && for_long(usable.since, choice.decided));
+        let usable = || ctx.cluster.usable(&vip, ctx.node_name, choice.decided);
+        let has_some =
+            |usable: crate::cluster::Usable| usable.count > 0 && !(vip.is_local() && usable.local == Some(0));
+        return case::is_stopped_by_kube_proxy(flow, &vip)
+            && case::other_nodes_port(&vip, ctx, choice.decided).is_none()
+            && usable().is_some_and(|usable| has_some(usable) && for_long(usable.since, choice.decided));
     }
     let is_wrong = |Choice { decided, endpoint, .. }: Choice<'_>| {
         endpoint.is_some_and(|endpoint| match case::standing(ctx, &vip, endpoint, decided) {

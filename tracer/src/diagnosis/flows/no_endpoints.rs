@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Case, Finding, text::length};
+use super::{Case, Finding, case::port_unreachable};
 use crate::{
     class::{Class, Confidence},
     cluster::NoEndpointsReason,
@@ -36,9 +36,8 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
 /// (`pkg/proxy/iptables/proxier.go`), `reject` of nftables, or IPVS. Forged RSTs come from another writer, or from a
 /// rule of kube-proxy that a user changed.
 fn is_of_kube_proxy(kind: RefusalKind, case: &Case<'_>) -> bool {
-    let port_unreachable = if case.flow.orig.dst.is_ipv4() { 3 } else { 4 };
     match kind {
-        RefusalKind::Unreachable { code } => code.is_none_or(|code| code == port_unreachable),
+        RefusalKind::Unreachable { code } => code.is_none_or(|code| code == port_unreachable(case.flow)),
         RefusalKind::Reset | RefusalKind::NoDestination => true,
     }
 }
@@ -59,20 +58,10 @@ pub(super) fn unanswered(case: &Case<'_>) -> Option<Finding> {
 }
 
 fn finding(case: &Case<'_>, confidence: Confidence) -> Finding {
+    let reason = case.ctx.cluster.why_no_endpoints(&case.vip, case.lost_at().unwrap_or(case.decided));
     let since = case.usable().map(|usable| usable.since);
-    let is_ahead = case.lost_endpoints_since();
-    let at = since.filter(|_| is_ahead).unwrap_or(case.decided).max(case.decided);
-    let confidence = if is_ahead { confidence.min(Confidence::Medium) } else { confidence };
-    let reason = case.ctx.cluster.why_no_endpoints(&case.vip, at);
-    let nothing = if is_ahead {
-        case.said(format_args!(
-            "the last usable endpoint of {} left {} later: kube-proxy received the change before viptrace did",
-            case.name(),
-            length(at.since(case.decided))
-        ))
-    } else {
-        case.said(format_args!("no usable endpoint for {} at that moment", case.name()))
-    };
+    let when = if case.lost_at().is_some() { "right after" } else { "at that moment" };
+    let nothing = case.said(format_args!("no usable endpoint for {} {when}", case.name()));
     if let Some(NoEndpointsReason::ScaledToZero { last_endpoint }) = reason.as_deref() {
         return case
             .finding(
@@ -87,6 +76,7 @@ fn finding(case: &Case<'_>, confidence: Confidence) -> Finding {
             .api(Some(*last_endpoint), "the last endpoint left, and no Pod matches the selector any more")
             .unobserved("whether that is intended: the replicas of its Deployment or StatefulSet decide")
             .related(&[Class::C20])
+            .with_late_loss(case)
             .with_effect(case, RuleEffect::Refuses);
     }
     let because = fmt::from_fn(|f| match &reason {
@@ -105,5 +95,5 @@ fn finding(case: &Case<'_>, confidence: Confidence) -> Finding {
         }
         None => finding = finding.unobserved("the reason for the missing endpoints"),
     }
-    finding.with_effect(case, RuleEffect::Refuses)
+    finding.with_late_loss(case).with_effect(case, RuleEffect::Refuses)
 }

@@ -316,14 +316,16 @@ pub(super) fn no_local_endpoint(case: &Case<'_>) -> Option<Finding> {
     if local.is_none() {
         finding = finding.unobserved("the endpoints on this node: its name is unknown");
     }
-    Some(finding.with_effect(case, RuleEffect::Drops))
+    Some(finding.with_late_loss(case).with_effect(case, RuleEffect::Drops))
 }
 
 /// For: kube-proxy's release refuses by design.
 /// Against: a newer one drops, so that a rule of a time without any endpoint looks the same (C4).
 fn refused_by_policy(case: &Case<'_>) -> Finding {
     let node = case.ctx.node;
-    let finding = of_local_policy(case, "its packets are refused").with_effect(case, RuleEffect::Refuses);
+    let finding = of_local_policy(case, "its packets are refused")
+        .with_late_loss(case)
+        .with_effect(case, RuleEffect::Refuses);
     if node.release().is_some_and(|release| release < DROPS_SINCE) {
         return finding;
     }

@@ -58,7 +58,7 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
         Membership::Member { state, since } if !state.conditions.may_serve() => {
             let how_long = how_long(case, *since);
             (
-                case.said(format_args!("{name} of {} was neither ready nor serving {how_long}", case.name())),
+                case.said(format_args!("{name} of {} was not ready {how_long}", case.name())),
                 Some(*since),
                 true,
             )
