@@ -15,6 +15,7 @@ use crate::{
     },
 };
 
+mod lost_marks;
 mod words;
 
 use words::Words;
@@ -37,11 +38,15 @@ pub fn parse(text: &str, hint: Hint) -> Ruleset {
         writer: hint.writer.unwrap_or(Writer::Iptables),
         table: None,
         rules: 0,
+        leaves_out_marks: false,
     };
     for line in text.lines() {
         reader.line(line.trim(), hint, &mut ruleset);
     }
     reader.end(&mut ruleset);
+    if reader.leaves_out_marks {
+        lost_marks::restore(&mut ruleset);
+    }
     for table in &mut ruleset.tables {
         table.seal();
     }
@@ -75,6 +80,8 @@ struct Reader {
     writer: Writer,
     table: Option<Table>,
     rules: usize,
+    /// The program that wrote the dump leaves out marks.
+    leaves_out_marks: bool,
 }
 
 impl Reader {
@@ -107,6 +114,7 @@ impl Reader {
             return;
         };
         self.end(ruleset);
+        self.leaves_out_marks |= lost_marks::leaves_out(generated);
         self.family = hint.family.unwrap_or(if generated.starts_with("ip6tables") {
             Family::Ipv6
         } else if generated.starts_with("iptables") {
@@ -308,7 +316,11 @@ impl<'a> Module<'a> {
 
 fn target_option(option: &str, words: &mut Words<'_>) -> Option<Step> {
     match option {
-        "--to-destination" => Some(Step::Do(Verdict::Dnat(endpoint(&words.next()?)?.into()))),
+        // An iptables that does not know the target's revision prints other words, or zeros.
+        "--to-destination" => {
+            let to = endpoint(&words.next()?).filter(|to| !to.ip().is_unspecified())?;
+            Some(Step::Do(Verdict::Dnat(to.into())))
+        }
         "--set-xmark" => {
             let (toggle, clear) = mark(&words.next()?)?;
             Some(Step::SetMark { clear, toggle })

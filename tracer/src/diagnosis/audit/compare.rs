@@ -279,6 +279,18 @@ fn lacks_set(fate: &Fate, audit: &mut Audit) -> bool {
     unread.is_some()
 }
 
+/// Notes a target that could not be read where a connection should go to an endpoint. Returns whether there is one.
+fn lacks_target(fate: &Fate, wanted: &Expectation, audit: &mut Audit) -> bool {
+    if !matches!(wanted, Expectation::Endpoints(_)) {
+        return false;
+    }
+    let unread = fate.unknown.iter().find(|what| matches!(what, Unknown::Target(_)));
+    if let Some(unread) = unread {
+        gap(audit, format!("the endpoints in the rules: {unread}"));
+    }
+    unread.is_some()
+}
+
 fn gap(audit: &mut Audit, what: String) {
     if audit.gaps.len() < 64 && !audit.gaps.contains(&what) {
         audit.gaps.push(what);

@@ -63,5 +63,8 @@ pub(super) fn sync_state(discrepancy: &Discrepancy, context: &Context) -> SyncSt
         let waits = context.at.since(queued);
         return if waits < sync.grace { SyncState::InFlight } else { SyncState::Failing };
     }
-    if synced < since && queued < since { SyncState::Unheard } else { SyncState::Overwritten }
+    // kube-proxy also writes without a change, at its period: only a change is queued (`Proxier.Sync`,
+    // pkg/proxy/iptables/proxier.go).
+    let is_unheard = queued < since && (own || synced < since);
+    if is_unheard { SyncState::Unheard } else { SyncState::Overwritten }
 }

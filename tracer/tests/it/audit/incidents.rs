@@ -4,7 +4,7 @@ use std::{fs, time::Duration};
 
 use viptrace::{
     cluster::folder,
-    diagnosis::audit::{Aspect, Kind, SyncState, SyncStatus},
+    diagnosis::audit::{Aspect, Context, Kind, SyncState, SyncStatus},
     node::ProxyMode,
     rules::Writer,
     time::Timestamp,
@@ -95,6 +95,69 @@ fn a_young_change_is_in_flight() {
         sync_of(60, SyncStatus { last_queued: at(1), last_synced: at(2), ..none }),
         SyncState::Overwritten
     );
+}
+
+/// ipvs mode writes every 30 s, whether kube-proxy received a change or not.
+#[test]
+fn a_periodic_sync_does_not_show_that_a_change_was_received() {
+    let rules = iptables_of(
+        &read("kube-proxy/worker-1/iptables/iptables-save.txt")
+            .replace("10.244.1.12:8080", "10.244.1.99:8080"),
+    );
+    let mut context = context("worker-1", ProxyMode::Iptables);
+    let missing = |context: &Context| {
+        let found = audit_of(&cluster("cluster"), &rules, context).discrepancies;
+        found.into_iter().find(|it| it.kind == Kind::Missing && it.aspect == Aspect::Endpoint).unwrap()
+    };
+    let since = missing(&context).since.unwrap();
+    context.at = since.saturating_add(Duration::from_mins(1));
+    context.sync.last_queued = Some(since.saturating_sub(Duration::from_secs(10)));
+    context.sync.last_synced = Some(since.saturating_add(Duration::from_secs(30)));
+    assert_eq!(missing(&context).sync, SyncState::Unheard);
+    context.sync.last_queued = Some(since.saturating_add(Duration::from_secs(1)));
+    assert_eq!(missing(&context).sync, SyncState::Overwritten);
+}
+
+/// A node whose iptables is older than that of kube-proxy's image (kubernetes/kubernetes#112477).
+#[test]
+fn marks_that_an_old_iptables_does_not_print_are_assumed() {
+    let saved = read("kube-proxy/worker-1/iptables/iptables-save.txt");
+    assert!(saved.contains("v1.8.9 (nf_tables)"));
+    let lossy = saved
+        .replace(" -m mark --mark 0x4000/0x4000", "")
+        .replace(" -m mark ! --mark 0x4000/0x4000", "")
+        .replace(" -m mark --mark 0x8000/0x8000", "");
+    assert_ne!(lossy, saved);
+    let audit = |text: &str| {
+        audit_of(&cluster("cluster"), &iptables_of(text), &context("worker-1", ProxyMode::Iptables))
+    };
+    assert!(audit(&saved).discrepancies.is_empty());
+    let old = audit(&lossy.replace("v1.8.9", "v1.8.7"));
+    assert!(old.discrepancies.is_empty(), "{}", lines(&old));
+    assert!(old.gaps.iter().any(|gap| gap.contains("older than 1.8.8")), "{:?}", old.gaps);
+    // With a release that prints them, the marks are missing.
+    assert!(!audit(&lossy).discrepancies.is_empty());
+}
+
+/// iptables of old hosts: kubernetes/kubernetes#95409, #114537.
+#[test]
+fn endpoints_that_an_old_iptables_does_not_print_are_a_gap() {
+    let saved = read("kube-proxy/worker-1/iptables/iptables-save.txt");
+    for instead in
+        ["[unsupported revision]", "--to-destination :0 --persistent", "--to-destination 0.0.0.0:0"]
+    {
+        let text: Vec<String> = saved
+            .lines()
+            .map(|line| match line.split_once("--to-destination ") {
+                Some((before, _)) => format!("{before}{instead}"),
+                None => line.to_owned(),
+            })
+            .collect();
+        let rules = iptables_of(&text.join("\n"));
+        let audit = audit_of(&cluster("cluster"), &rules, &context("worker-1", ProxyMode::Iptables));
+        assert!(audit.discrepancies.is_empty(), "{instead}: {}", lines(&audit));
+        assert!(audit.gaps.iter().any(|gap| gap.contains("the target DNAT")), "{instead}: {:?}", audit.gaps);
+    }
 }
 
 /// Rules of both backends, and of a mode that is no longer used.

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::{Comparison, Fault, MAX_EDGES, Tried, lacks_set};
+use super::{Comparison, Fault, MAX_EDGES, Tried, lacks_set, lacks_target};
 use crate::{
     cluster::Via,
     diagnosis::audit::{Aspect, Audit, Expectation, ExpectedFrontend, ExpectedPort, Kind},
@@ -47,7 +47,7 @@ impl Comparison<'_> {
             };
             let fate = self.walk(&probe, audit);
             let wanted = self.wanted(port, known, Origin::Outside, source);
-            if lacks_set(&fate, audit) {
+            if lacks_set(&fate, audit) || lacks_target(&fate, &wanted, audit) {
                 continue;
             }
             let gets_in = !fate.endpoints().is_empty();

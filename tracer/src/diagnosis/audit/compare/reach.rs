@@ -1,6 +1,6 @@
 //! The destination of a connection: endpoints with their shares, refused, or dropped.
 
-use super::{Comparison, Fault, SHARE_TOLERANCE, Tried, lacks_set};
+use super::{Comparison, Fault, SHARE_TOLERANCE, Tried, lacks_set, lacks_target};
 use crate::{
     cluster::Via,
     diagnosis::audit::{Aspect, Audit, Expectation, ExpectedFrontend, Kind},
@@ -15,6 +15,9 @@ impl Comparison<'_> {
             return;
         }
         let (forwarded, faults) = self.settle(tried, wanted);
+        if !faults.is_empty() && lacks_target(tried.fate, wanted, audit) {
+            return;
+        }
         if self.is_contested(tried.known) && (faults.is_empty() || self.is_anothers(tried)) {
             return;
         }
