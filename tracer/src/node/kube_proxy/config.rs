@@ -79,6 +79,11 @@ impl Config {
         let flag = |name: &str| process.flag(name).filter(|value| !value.is_empty());
         let text = |name: &str| flag(name).map(str::to_owned);
         let list = |name: &str| flag(name).map(split).unwrap_or_default();
+        // Each mode has its own.
+        let [sync_period, min_sync_period] = match flag("proxy-mode") {
+            Some("ipvs") => ["ipvs-sync-period", "ipvs-min-sync-period"],
+            _ => ["iptables-sync-period", "iptables-min-sync-period"],
+        };
         Some(Self {
             mode: text("proxy-mode"),
             cluster_cidrs: list("cluster-cidr"),
@@ -95,16 +100,16 @@ impl Config {
             detect_local_mode: text("detect-local-mode"),
             bridge_interface: text("pod-bridge-interface"),
             interface_name_prefix: text("pod-interface-name-prefix"),
-            localhost_node_ports: flag("iptables-localhost-nodeports").and_then(|value| value.parse().ok()),
-            masquerade_all: flag("masquerade-all").and_then(|value| value.parse().ok()),
-            sync_period: flag("iptables-sync-period").and_then(duration),
-            min_sync_period: flag("iptables-min-sync-period").and_then(duration),
+            localhost_node_ports: process.switch("iptables-localhost-nodeports"),
+            masquerade_all: process.switch("masquerade-all"),
+            sync_period: flag(sync_period).and_then(duration),
+            min_sync_period: flag(min_sync_period).and_then(duration),
             ipvs_scheduler: text("ipvs-scheduler"),
             ipvs_excluded_cidrs: list("ipvs-exclude-cidrs"),
             ipvs_tcp_timeout: flag("ipvs-tcp-timeout").and_then(duration),
             conntrack_max_per_core: flag("conntrack-max-per-core").and_then(|value| value.parse().ok()),
             conntrack_min: flag("conntrack-min").and_then(|value| value.parse().ok()),
-            tcp_be_liberal: flag("conntrack-tcp-be-liberal").and_then(|value| value.parse().ok()),
+            tcp_be_liberal: process.switch("conntrack-tcp-be-liberal"),
         })
     }
 
@@ -320,6 +325,23 @@ mod tests {
         assert_eq!(config.mode.as_deref(), Some("nftables"));
         assert_eq!(config.node_port_addresses, ["192.0.2.0/24", "primary"]);
         assert_eq!(config.feature_gates, [("A".to_owned(), true)]);
+        let of = |arguments: &[&str]| {
+            let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+            Config::from_flags(&ProcessList { arguments, ..ProcessList::default() }).unwrap()
+        };
+        let bare = of(&[
+            "kube-proxy",
+            "--masquerade-all",
+            "--cluster-cidr=10.0.0.0/8",
+            "--conntrack-tcp-be-liberal=1",
+        ]);
+        assert_eq!((bare.masquerade_all, bare.tcp_be_liberal), (Some(true), Some(true)));
+        assert_eq!(bare.cluster_cidrs, ["10.0.0.0/8"]);
+        assert_eq!(of(&["kube-proxy", "--masquerade-all=F"]).masquerade_all, Some(false));
+        let periods = ["--ipvs-min-sync-period=10s", "--iptables-min-sync-period=2s"];
+        let with = |mode| of(&["kube-proxy", mode, periods[0], periods[1]]).min_sync_period;
+        assert_eq!(with("--proxy-mode=ipvs"), Some(Duration::from_secs(10)));
+        assert_eq!(with("--proxy-mode=iptables"), Some(Duration::from_secs(2)));
         for arguments in [&["kube-proxy", "--config=/x"][..], &["/usr/local/bin/kube-proxy"], &[]] {
             let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
             assert_eq!(Config::from_flags(&ProcessList { arguments, ..ProcessList::default() }), None);

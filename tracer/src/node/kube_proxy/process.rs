@@ -122,6 +122,17 @@ impl ProcessList {
         }
     }
 
+    /// The value of a flag that is on or off: `--NAME`, which takes no argument, or `--NAME=VALUE`. The last one counts.
+    pub fn switch(&self, name: &str) -> Option<bool> {
+        let flags =
+            self.arguments.iter().filter_map(|argument| argument.strip_prefix("--")?.strip_prefix(name));
+        let mut values = flags.filter_map(|rest| match rest.strip_prefix('=') {
+            Some(value) => Some(go_bool(value)),
+            None => rest.is_empty().then_some(Some(true)),
+        });
+        values.next_back().flatten()
+    }
+
     /// The value of `--NAME=VALUE` or `--NAME VALUE`.
     pub fn flag(&self, name: &str) -> Option<&str> {
         let mut arguments = self.arguments.iter();
@@ -136,6 +147,15 @@ impl ProcessList {
             }
         }
         None
+    }
+}
+
+/// A number of truth as Go's flags read it (`strconv.ParseBool`).
+fn go_bool(text: &str) -> Option<bool> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
+        _ => None,
     }
 }
 
