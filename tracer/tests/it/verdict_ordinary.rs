@@ -136,8 +136,11 @@ fn a_terminating_endpoint_that_is_preferred_to_ready_ones_is_stale() {
     let verdict = world.verdict(to_cart().refused(60_000), 70_000);
     assert_eq!(verdict.class, Class::C6);
     assert!(verdict.root_cause.contains("others were ready, for 40.0 s"), "{}", verdict.root_cause);
-    // A Pod has 30 s for its end. What it answers within them is a drain, however late kube-proxy is.
+    // A Pod has 30 s for its end, from when the kubelet learns of it. What it answers within them is a drain, however late
+    // kube-proxy is.
     assert_eq!(world.verdict(to_cart().healthy(45_000), 55_000).class, Class::Ok);
+    assert_eq!(world.verdict(to_cart().healthy(53_000), 63_000).class, Class::Ok);
+    assert_eq!(world.verdict(to_cart().refused(53_000), 63_000).class, Class::C6);
     assert_eq!(world.verdict(to_cart().healthy(60_000), 70_000).class, Class::C6);
     // Within the grace it is lag, and a connection that succeeded broke nothing.
     let mut world = World::new();

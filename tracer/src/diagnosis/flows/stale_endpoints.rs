@@ -67,7 +67,8 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
         Membership::Member { state, since } if state.conditions.terminating => {
             let since = (*since).max(preferred_since(case)?);
             let end = since.saturating_add(termination_grace(case, Some(state), endpoint.ip()));
-            if !case.failed() && case.decided <= end {
+            // The kubelet counts from when it learns of the deletion, and the slices follow the Pod's end.
+            if !case.failed() && case.decided <= end.saturating_add(case.ctx.grace) {
                 // It serves until it ends: kube-proxy is late, and nothing broke.
                 return None;
             }
