@@ -33,6 +33,9 @@ pub struct Limits {
     /// The flows whose entries are read again before they are handed out unanswered.
     #[serde(rename = "look")]
     pub reread: Reread,
+    /// The end of a connection is an event: one without it, whose end retransmits no longer, goes on. Otherwise its end may have given
+    /// up, as a recorder's trace observes no socket that closes.
+    pub sees_closes: bool,
     /// How long such a flow waits for its entry. A busy program may read it late.
     #[serde(rename = "look_wait")]
     pub reread_wait: Duration,
@@ -66,6 +69,7 @@ impl Default for Limits {
             idle_connection: Duration::from_hours(5 * 24),
             idle_datagrams: Duration::from_mins(2),
             reread: Reread::Nothing,
+            sees_closes: true,
             reread_wait: Duration::from_secs(2),
         }
     }

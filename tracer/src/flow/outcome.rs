@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::{End, Flow, IcmpMeaning, fold::is_embryo};
+use super::{End, Flow, IcmpMeaning, ResetEvent, SocketEnd, fold::is_embryo};
 use crate::{
     net::Protocol,
     sighting::{Status, TcpState},
@@ -107,13 +107,8 @@ impl Flow {
     pub fn was_answered(&self) -> bool {
         let replied = |status: Status| self.status_tells_answer(status);
         let ends = [&self.client, &self.server];
-        ends.iter().any(|end| {
-            end.established.is_some()
-                || end.closed.is_some_and(|closed| is_answered(closed.from))
-                || end.retransmits().is_seen()
-                || end.reset_sent().is_some_and(|reset| is_answered(reset.state))
-                || end.reset_received().is_some_and(|reset| is_answered(reset.state))
-        }) || self.deleted.is_some_and(|ended| replied(ended.status))
+        ends.iter().any(|end| end.was_connected())
+            || self.deleted.is_some_and(|ended| replied(ended.status))
             || self.reread.is_some_and(|ended| replied(ended.status))
             || self.trouble.as_ref().is_some_and(|trouble| {
                 trouble.killed.is_some_and(|ended| replied(ended.status))
@@ -192,8 +187,8 @@ impl Flow {
         let counts = |state: TcpState| {
             matches!(state, TcpState::Established | TcpState::CloseWait | TcpState::FinWait1)
         };
-        let sent = |end: &super::SocketEnd| end.reset_sent().is_some_and(|reset| counts(reset.state));
-        let received = |end: &super::SocketEnd| end.reset_received().is_some_and(|reset| counts(reset.state));
+        let sent = |end: &SocketEnd| end.reset_sent().is_some_and(|reset| counts(reset.state));
+        let received = |end: &SocketEnd| end.reset_received().is_some_and(|reset| counts(reset.state));
         let stack = |by: End| {
             self.trouble.as_ref().is_some_and(|trouble| {
                 trouble.stack_resets.iter().any(|reset| reset.by == by && !reset.to_syn)
@@ -201,7 +196,7 @@ impl Flow {
             })
         };
         // tcp_send_active_reset closes the socket first on some paths: the sender's RST may come in state CLOSE.
-        let active = |end: &super::SocketEnd| {
+        let active = |end: &SocketEnd| {
             end.reset_sent().is_some()
                 && end.closed.is_some_and(|closed| closed.from == TcpState::Established)
         };
@@ -336,6 +331,18 @@ impl Flow {
             }
             Outcome::Established => false,
         }
+    }
+}
+
+impl SocketEnd {
+    /// Whether it was connected: it was established, or did what only a connected socket does.
+    pub fn was_connected(&self) -> bool {
+        let was_answered = |reset: Option<&ResetEvent>| reset.is_some_and(|reset| is_answered(reset.state));
+        self.established.is_some()
+            || self.closed.is_some_and(|closed| is_answered(closed.from))
+            || self.retransmits().is_seen()
+            || was_answered(self.reset_sent())
+            || was_answered(self.reset_received())
     }
 }
 

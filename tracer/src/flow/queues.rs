@@ -85,7 +85,8 @@ impl FlowTable {
         }
         for queue in [Queue::Live, Queue::Answered, Queue::Lingering, Queue::Waiting] {
             while let Some((index, deadline)) = self.due(queue) {
-                if queue == Queue::Waiting && self.slots.get_mut(index).is_some_and(Flow::has_recovered) {
+                let may_recover = queue == Queue::Waiting && self.limits.sees_closes;
+                if may_recover && self.slots.get_mut(index).is_some_and(Flow::has_recovered) {
                     self.settle(index, deadline);
                     continue;
                 }

@@ -18,7 +18,7 @@ use viptrace::{
     net::Netns,
     node::RuleEffect,
     session::{Detail, Grace, Pipeline},
-    sighting::{Fact, Sighting, Status, TcpState},
+    sighting::{Fact, Hook, Sighting, Status, TcpState},
     verdict::Verdict,
 };
 
@@ -259,6 +259,23 @@ fn stalls(script: Script, ms: u64) -> Script {
     [0, 400, 1_200, 2_800]
         .iter()
         .fold(script, |script, wait| script.retransmit(ms + wait, TcpState::Established))
+}
+
+/// A trace of failures observes no socket that closes: one that gave up and one that goes on look alike.
+#[test]
+fn a_silent_connection_stays_so_where_its_end_is_not_observed() {
+    let mut table = viptrace::flow::FlowTable::new(Limits { sees_closes: false, ..Limits::default() });
+    let mut world = World::new();
+    world.missing = vec![Hook::SockEstablished, Hook::SockClosed, Hook::Delete];
+    for sighting in stalls(to_cart().confirm(10_000), 20_200).out {
+        table.observe(sighting);
+    }
+    let mut seen = Vec::new();
+    for until in [30_000, 100_000, 200_000, 300_000] {
+        table.advance(at(until));
+        seen.extend(table.drain_settled().map(|flow| world.judge(&flow).unwrap().class));
+    }
+    assert_eq!(seen.last(), Some(&Class::C29), "{seen:?}");
 }
 
 #[test]

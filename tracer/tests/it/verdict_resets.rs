@@ -9,7 +9,7 @@ use viptrace::{
     cluster::Via,
     flow::{FlowTable, Limits, Outcome, Reread, ResetBy},
     node::RuleEffect,
-    sighting::{Sighting, Status, TcpState},
+    sighting::{Hook, Sighting, Status, TcpState},
     verdict::Verdict,
 };
 
@@ -392,4 +392,38 @@ fn another_dataplane_makes_a_missing_translation_doubtful() {
     let verdict = world.verdict(Script::new(CLIENT, VIP, None).silent(60_000), 70_000);
     assert_eq!(verdict.confidence, Confidence::Low);
     assert!(contradicts(&verdict, "a program that netfilter does not see"), "{verdict:#?}");
+}
+
+/// A trace of failures has no hook at the handshake: the socket's later acts show that it was connected.
+#[test]
+fn c18_without_the_hook_of_the_handshake() {
+    let mut world = World::new();
+    world.missing = vec![Hook::SockEstablished, Hook::SockClosed, Hook::Delete];
+    let script = to_cart()
+        .confirm(10_000)
+        .invalid_answer(12_000, OUT_OF_WINDOW)
+        .client_has_no_socket(12_001, addr(EP))
+        .endpoint_has_no_connection(13_000)
+        .receive_reset(13_001, TcpState::Established);
+    assert_eq!(world.verdict(script, 20_000).class, Class::C18);
+}
+
+/// One packet that was dropped as invalid broke nothing, and an hour later the client ends its connection with a RST.
+#[test]
+fn an_old_invalid_packet_does_not_explain_a_reset() {
+    let aborted = |script: Script, ms: u64| {
+        script.send_reset(ms, false, TcpState::Established, "TCP_ABORT_ON_LINGER").state(
+            ms,
+            false,
+            TcpState::Established,
+            TcpState::Close,
+        )
+    };
+    let dropped = || to_cart().established(10_000).invalid_answer(12_000, OUT_OF_WINDOW).drop_invalid(12_000);
+    let world = World::new();
+    assert_eq!(world.verdict(aborted(dropped(), 3_600_000), 3_610_000).class, Class::N4);
+    // An end that repeats into the same drop was broken by it.
+    let repeats =
+        dropped().retransmit(12_300, TcpState::Established).retransmit(12_700, TcpState::Established);
+    assert_eq!(world.verdict(aborted(repeats, 14_000), 20_000).class, Class::C18b);
 }

@@ -20,6 +20,7 @@ pub(super) fn limits(options: &TraceOptions, environment: &Environment) -> Limit
     Limits {
         max_flows: options.max_flows,
         reread: reread(options),
+        sees_closes: options.hooks == Hooks::Full && !options.without_hooks.contains(&Hook::SockClosed),
         idle_connection: timeout("tcp_timeout_established").unwrap_or(default.idle_connection),
         idle_datagrams: timeout("udp_timeout_stream").unwrap_or(default.idle_datagrams),
         ..default

@@ -477,10 +477,11 @@ impl Finding {
     pub(super) fn with_late_loss(self, case: &Case<'_>) -> Self {
         let Some(lost) = case.lost_at() else { return self };
         let confidence = self.confidence.min(Confidence::Medium);
+        let of_node = if case.vip.is_local() { " of this node" } else { "" };
         self.confidence(confidence).api(
             Some(lost),
             format_args!(
-                "the last of them left {} later: kube-proxy received the change before viptrace did",
+                "the last usable endpoint{of_node} left {} later: kube-proxy received the change before viptrace did",
                 length(lost.since(case.decided))
             ),
         )

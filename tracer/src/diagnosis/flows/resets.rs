@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     class::{Class, Confidence, Severity, action},
-    flow::{End, Ended, Flow, Invalid, Outcome, ResetBy, StackReset},
+    flow::{End, Ended, Flow, Invalid, Outcome, ResetBy, SocketEnd, StackReset},
     sighting::Hook,
     time::Timestamp,
     verdict::EvidenceType,
@@ -44,7 +44,7 @@ fn client_lived(flow: &Flow, at: Timestamp) -> Option<bool> {
 pub(super) fn after_invalid(case: &Case<'_>) -> Option<Finding> {
     let reset = untranslated_answer(case)?;
     let lived = client_lived(case.flow, reset.occurrences.first);
-    let began = case.flow.client.established.is_some() || case.flow.partial || !case.flow.client.is_seen();
+    let began = case.flow.client.was_connected() || case.flow.partial || !case.flow.client.is_seen();
     if lived == Some(false) || !began {
         return None;
     }
@@ -87,7 +87,7 @@ pub(super) fn after_invalid(case: &Case<'_>) -> Option<Finding> {
 /// resets it before there is a connection.
 pub(super) fn answered_directly(case: &Case<'_>) -> Option<Finding> {
     let reset = untranslated_answer(case)?;
-    if case.flow.client.established.is_some() || case.flow.partial || !case.flow.client.is_seen() {
+    if case.flow.client.was_connected() || case.flow.partial || !case.flow.client.is_seen() {
         return None;
     }
     Some(
@@ -287,7 +287,8 @@ pub(super) fn midstream(case: &Case<'_>) -> Option<Finding> {
 /// C18b (kubernetes/kubernetes#94861).
 /// Mechanism: conntrack classifies legitimate packets as invalid, because it observed only one direction (asymmetric
 /// routes, anycast, several uplinks) or lost track of a window, and a rule drops invalid packets (KUBE-FORWARD).
-/// For: invalid packets, and rules' drops of packets without an entry, in a connection that then fell silent.
+/// For: invalid packets, and rules' drops of packets without an entry, in a connection that then fell silent, or that an end
+/// reset after it had repeated what was dropped.
 /// Against: drops of invalid packets alone break nothing: they prevent C18.
 pub(super) fn dropped_as_invalid(case: &Case<'_>) -> Option<Finding> {
     let trouble = case.trouble()?;
@@ -295,7 +296,15 @@ pub(super) fn dropped_as_invalid(case: &Case<'_>) -> Option<Finding> {
     let dropped = trouble.drops.iter().find(|drop| {
         drop.is("NETFILTER_DROP") && !drop.opening && drop.occurrences.last >= invalid.occurrences.first
     })?;
-    if !matches!(case.outcome, Outcome::Silent | Outcome::Stalled | Outcome::Reset(_)) {
+    // A RST by itself breaks nothing that a drop long before has not: an end repeats what is dropped.
+    let repeated =
+        |end: &SocketEnd| end.retransmits().is_seen() && end.retransmits().last >= invalid.occurrences.first;
+    let is_broken = match case.outcome {
+        Outcome::Silent | Outcome::Stalled => true,
+        Outcome::Reset(_) => [&case.flow.client, &case.flow.server].into_iter().any(repeated),
+        _ => false,
+    };
+    if !is_broken {
         return None;
     }
     let why = invalid.why.as_deref().map(|why| format!(" ({why})")).unwrap_or_default();
