@@ -62,8 +62,8 @@ pub use stream::{Wanted, client::answer};
 
 /// How often the loop has to turn although nothing happens: for the bounds of the recorder, and for `/healthz`.
 const TICK: Duration = Duration::from_secs(5);
-/// How long the end waits, at the least, for readers of the stream and for the receiver of the export.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// How long the end waits, at the least, for readers of the stream, for the receiver of the export and for the log's.
+pub(crate) const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How often the suppressed events are counted by Service.
 const COUNT_SUPPRESSED: Duration = Duration::from_secs(5);
 /// How often the series of deleted Services are looked for.

@@ -8,7 +8,7 @@ mod replayed;
 use std::{
     io::{self, IsTerminal as _},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use anyhow::Context as _;
@@ -16,7 +16,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     agent::{
-        Agent,
+        Agent, LAST_WORDS,
         config::Config,
         stream::{Want, client},
     },
@@ -30,9 +30,6 @@ use crate::{
     report::{OutputError, Printer},
     text::count,
 };
-
-/// How long the end waits for standard error to take the last lines of the log.
-const LAST_LINES: Duration = Duration::from_secs(1);
 
 /// Runs until a signal ends it.
 pub(super) fn run(args: &AgentArgs, mut printer: Printer) -> anyhow::Result<Outcome> {
@@ -59,7 +56,7 @@ async fn agent(args: &AgentArgs, config: Config) -> anyhow::Result<Outcome> {
         Some(recording) => replayed::run(agent, recording, &mut stop, &mut hangup).await,
         None => Box::pin(live::run(agent, &config, node, &mut stop, &mut hangup)).await,
     };
-    log.close(Instant::now() + LAST_LINES);
+    log.close(Instant::now() + LAST_WORDS);
     ran?;
     Ok(Outcome::Clean)
 }

@@ -127,14 +127,8 @@ impl Ruleset {
     /// and OUTPUT, and not those that the node forwards (`syncNetworkUtil` in `pkg/kubelet/kubelet_network_linux.go`
     /// until 1.27).
     pub(crate) fn drop_mark(&self, family: Family) -> Option<u32> {
-        let nat = self.tables.iter().filter(|table| table.family == family && *table.name == *"nat");
-        let chains = nat.filter_map(|table| table.chain("KUBE-MARK-DROP"));
-        let steps = chains.flat_map(|chain| &chain.rules).flat_map(|rule| &rule.steps);
-        let mark = |step: &Step| match step {
-            Step::SetMark { toggle, .. } => Some(*toggle),
-            _ => None,
-        };
-        steps.filter_map(mark).find(|mark| *mark != 0)
+        let mut nat = self.tables.iter().filter(|table| table.family == family && *table.name == *"nat");
+        nat.find_map(|table| table.chain("KUBE-MARK-DROP")?.set_mark())
     }
 
     pub(crate) fn ipset(&self, name: &str) -> Option<&Set> {

@@ -130,6 +130,15 @@ pub struct Chain {
 }
 
 impl Chain {
+    /// The bits of the mark that the first of its rules sets which sets any.
+    pub(super) fn set_mark(&self) -> Option<u32> {
+        let mut steps = self.rules.iter().flat_map(|rule| &rule.steps);
+        steps.find_map(|step| match step {
+            Step::SetMark { toggle, .. } => Some(*toggle).filter(|mark| *mark != 0),
+            _ => None,
+        })
+    }
+
     /// A short chain gets room for this rule only: most chains have two rules, those of an endpoint.
     fn push(&mut self, rule: Rule) {
         if self.rules.len() < 4 {

@@ -247,11 +247,7 @@ impl History {
         let Vip { service, port, .. } = self.vip_at(vip, at)?;
         let listed = self.endpoints(&service.key, port, at);
         let all = usable_of(&listed, vip.family(), None);
-        let age =
-            |endpoint: &EndpointState<'_>| match self.membership_in(&service.key, port, endpoint.addr, at) {
-                Membership::Member { since, .. } => since,
-                _ => at,
-            };
+        let age = |endpoint: &EndpointState<'_>| self.member_since(&service.key, port, endpoint.addr, at);
         let count = all.clone().count();
         let since = if count == 0 {
             self.endpoints_changed(&service.key, at).unwrap_or(Timestamp::MIN)
@@ -291,11 +287,21 @@ impl History {
         let (Vip { service, port, .. }, node) = self.vip_at(vip, at).zip(node)?;
         let usable = self.usable_endpoints(&service.key, port, vip.family(), Some(node), at);
         let ready = usable.iter().filter(|endpoint| endpoint.conditions.ready).take(MAX_AGED);
-        let since = ready.map(|endpoint| match self.membership_in(&service.key, port, endpoint.addr, at) {
+        ready.map(|endpoint| self.member_since(&service.key, port, endpoint.addr, at)).min()
+    }
+
+    /// Since when the endpoint, which is listed at `at`, has been in this condition.
+    fn member_since(
+        &self,
+        service: &Key,
+        port: &ServicePort,
+        endpoint: SocketAddr,
+        at: Timestamp,
+    ) -> Timestamp {
+        match self.membership_in(service, port, endpoint, at) {
             Membership::Member { since, .. } => since,
             _ => at,
-        });
-        since.min()
+        }
     }
 
     /// Since when the Service has the address and port of this VIP without interruption at `at`, as far back as is known.

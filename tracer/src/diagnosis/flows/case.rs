@@ -113,7 +113,9 @@ impl<'a> Case<'a> {
 
     /// Whether kube-proxy may have stopped the flow because of a change that viptrace received later.
     fn may_be_ahead(&self, then: Usable) -> bool {
-        self.endpoint.is_none() && !self.has_none(then) && is_stopped_by_kube_proxy(self.flow, &self.vip)
+        self.endpoint.is_none()
+            && !has_none(&self.vip, then)
+            && is_stopped_by_kube_proxy(self.flow, &self.vip)
     }
 
     /// The first moment after the decision, within the grace, at which there was none to choose.
@@ -121,12 +123,7 @@ impl<'a> Case<'a> {
         let until = self.decided.saturating_add(self.ctx.grace);
         let changes = self.ctx.cluster.endpoints_changes(&self.vip.service.key, self.decided, until);
         let mut states = changes.into_iter().filter_map(|at| Some((at, self.usable_at(at)?)));
-        states.find(|(_, usable)| self.has_none(*usable))
-    }
-
-    /// Whether there is no endpoint that a rule for this address may choose.
-    fn has_none(&self, usable: Usable) -> bool {
-        usable.count == 0 || self.vip.is_local() && usable.local == Some(0)
+        states.find(|(_, usable)| has_none(&self.vip, *usable))
     }
 
     fn usable_at(&self, at: Timestamp) -> Option<Usable> {
@@ -364,6 +361,11 @@ pub(super) fn is_stopped_by_kube_proxy(flow: &Flow, vip: &Vip<'_>) -> bool {
     };
     let is_dropped = |drop: &Dropped| drop.stage == Stage::Before && drop.is("NETFILTER_DROP");
     trouble.refusal.is_some_and(is_refused) || vip.is_local() && trouble.drops.iter().any(is_dropped)
+}
+
+/// Whether none of these endpoints is one that a rule for this address may choose.
+pub(super) fn has_none(vip: &Vip<'_>, usable: Usable) -> bool {
+    usable.count == 0 || vip.is_local() && usable.local == Some(0)
 }
 
 /// The code of "port unreachable": of ICMP, or of `ICMPv6`.

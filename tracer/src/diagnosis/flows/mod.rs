@@ -398,11 +398,11 @@ pub fn is_choice_wrong(flow: &Flow, ctx: &Context<'_>) -> bool {
     let for_long = |since: Timestamp, decided| since.saturating_add(ctx.grace) < decided;
     if choice.endpoint.is_none() {
         let usable = || ctx.cluster.usable(&vip, ctx.node_name, choice.decided);
-        let has_some =
-            |usable: crate::cluster::Usable| usable.count > 0 && !(vip.is_local() && usable.local == Some(0));
         return case::is_stopped_by_kube_proxy(flow, &vip)
             && case::other_nodes_port(&vip, ctx, choice.decided).is_none()
-            && usable().is_some_and(|usable| has_some(usable) && for_long(usable.since, choice.decided));
+            && usable().is_some_and(|usable| {
+                !case::has_none(&vip, usable) && for_long(usable.since, choice.decided)
+            });
     }
     let is_wrong = |Choice { decided, endpoint, .. }: Choice<'_>| {
         endpoint.is_some_and(|endpoint| match case::standing(ctx, &vip, endpoint, decided) {

@@ -29,12 +29,11 @@ pub(super) fn leaves_out(generated: &str) -> bool {
 pub(super) fn restore(ruleset: &mut Ruleset) {
     for family in Family::ALL {
         let is_its = |table: &&mut Table| table.family == family && table.writer == Writer::IptablesNft;
-        let nat = ruleset.tables.iter().find(|table| {
-            table.family == family && table.writer == Writer::IptablesNft && table.name.as_ref() == "nat"
-        });
+        let nat = ruleset.table(Writer::IptablesNft, family, "nat");
         let Some(nat) = nat.filter(|nat| lacks_marks(nat)) else { continue };
-        let masquerade = set_by(nat, "KUBE-MARK-MASQ").unwrap_or(MASQUERADE);
-        let drop = set_by(nat, "KUBE-MARK-DROP").unwrap_or(DROP);
+        let set_by = |chain: &str| nat.chain(chain)?.set_mark();
+        let masquerade = set_by("KUBE-MARK-MASQ").unwrap_or(MASQUERADE);
+        let drop = set_by("KUBE-MARK-DROP").unwrap_or(DROP);
         for table in ruleset.tables.iter_mut().filter(is_its) {
             for (chain, verdict, mark, negated) in [
                 ("KUBE-POSTROUTING", Verdict::Return, masquerade, true),
@@ -65,23 +64,10 @@ fn is_plain(rule: &Rule, verdict: &Verdict) -> bool {
     matches!(&*rule.steps, [Step::Do(only)] if only == verdict)
 }
 
-/// The mark that a chain sets.
-fn set_by(table: &Table, chain: &str) -> Option<u32> {
-    let steps = table.chain(chain)?.rules.iter().flat_map(|rule| &rule.steps);
-    let mut marks = steps.filter_map(|step| match step {
-        Step::SetMark { toggle, .. } if *toggle != 0 => Some(*toggle),
-        _ => None,
-    });
-    marks.next()
-}
-
 /// Gives the rules of a chain that have this verdict and no condition the mark.
 fn mark_rules(table: &mut Table, chain: &str, verdict: &Verdict, mark: &Step) {
-    if table.chain(chain).is_none() {
-        return;
-    }
-    let Some(chain) = table.chain_mut(chain) else { return };
-    for rule in chain.rules.iter_mut().filter(|rule| is_plain(rule, verdict)) {
+    let chains = table.chains.iter_mut().filter(|known| *known.name == *chain);
+    for rule in chains.flat_map(|chain| &mut chain.rules).filter(|rule| is_plain(rule, verdict)) {
         rule.steps = [mark.clone()].into_iter().chain(rule.steps.iter().cloned()).collect();
     }
 }
