@@ -150,6 +150,23 @@ const MANY: usize = 100;
 /// The number of disagreements that are printed in full.
 const MAX_SHOWN: usize = 12;
 
+/// Differences of a trace for which the kernel skipped tracing programs: a lost event can explain them. On an emulated CPU
+/// that happens in one of some dozen runs; twice in the same scenario, it is viptrace's fault.
+#[derive(Debug)]
+pub struct Incomplete {
+    /// As [`events_left_out`].
+    pub events: usize,
+    pub differences: String,
+}
+
+impl fmt::Display for Incomplete {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}\n(the kernel skipped the programs for up to {} events)", self.differences, self.events)
+    }
+}
+
+impl std::error::Error for Incomplete {}
+
 /// How many flows may lack an event that the kernel skipped: not more than the trace's summary admits, and at most one of a
 /// thousand. An emulated CPU that loses its host for a while makes a tracing program last as long.
 pub fn may_be_incomplete(expected: &[Expected], summary: &str) -> usize {

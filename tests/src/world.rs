@@ -21,7 +21,7 @@ use crate::{
     cluster::Cluster,
     console,
     dataplane::{Family, Mode, Variant},
-    expect::{self, Endpoint, Expected, Record},
+    expect::{self, Endpoint, Expected, Incomplete, Record},
     kube_proxy::KubeProxy,
     matrix::Skip,
     predicted,
@@ -578,7 +578,11 @@ impl<'w> Stage<'w> {
             console::print(format!("{name}: {}", line.trim()));
         }
         hand_over(name, &ended);
-        bail!("{}", found.join("\n"))
+        let differences = found.join("\n");
+        match expect::events_left_out(&ended.stderr) {
+            0 => bail!("{differences}"),
+            events => Err(Incomplete { events, differences }.into()),
+        }
     }
 
     /// Stops viptrace with SIGINT, for a mode that judges the result itself.

@@ -11,6 +11,7 @@ use crate::{
     boot,
     console::{self, Of, Outcome},
     dataplane::Variant,
+    expect::Incomplete,
     matrix::{Cell, Skip},
     scenarios::{self, Scenario, Shares},
     score::Scores,
@@ -73,10 +74,18 @@ pub(super) fn run(world: &World, filter: &str, watch: Watch) -> Result<bool> {
     for (scenario, variant) in chosen {
         let name = scenario.name_in(variant);
         let started = Instant::now();
-        let (played, scores) = match Stage::set(world, watch, variant) {
+        let play = || match Stage::set(world, watch, variant) {
             Ok(stage) => stage.play(&name, scenario.story),
             Err(error) => (Err(error), Scores::default()),
         };
+        let (mut played, mut scores) = play();
+        if let Err(error) = &played
+            && let Some(incomplete) = error.downcast_ref::<Incomplete>()
+        {
+            console::print(format!("{name}: {incomplete}"));
+            console::print(format!("{name}: once more, with all events"));
+            (played, scores) = play();
+        }
         let of =
             Of { name: &name, mode: Some(variant.mode), cells: &scenario.cells(variant), scores: &scores };
         all_passed &= report(of, started.elapsed(), played);
