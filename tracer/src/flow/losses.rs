@@ -1,7 +1,8 @@
 //! Events that viptrace did not receive, and the flows that they make uncertain.
 //!
-//! Owns the intervals of losses and their bounds. A loss of unknown contents concerns every flow of its time; events that
-//! the kernel suppressed concern only the flows of one client, or of one Service's address.
+//! Owns the intervals of losses and their bounds. A loss of unknown contents concerns every flow of its time; that of one
+//! hook the flows of which this hook could report something; events that the kernel suppressed only the flows of one
+//! client, or of one Service's address.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -11,17 +12,34 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::FlowTable;
-use crate::{net::Netns, time::Timestamp};
+use super::{Flow, FlowTable};
+use crate::{net::Netns, sighting::Hook, time::Timestamp};
 
 /// The number of losses kept apart; older ones are merged.
-const MAX_LOSSES: usize = 64;
+const MAX_LOSSES: usize = 128;
 /// The number of addresses whose suppressed events are kept apart; those of the address that has been quiet for longest
 /// then count as losses of every flow.
 const MAX_HOSTS: usize = 4096;
 /// The number of intervals kept apart for one address, and the pause that separates two.
 const MAX_INTERVALS: usize = 4;
 const PAUSE: Duration = Duration::from_secs(10);
+
+/// Events that were lost between the kernel and viptrace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lost {
+    /// The hook that would have reported them. `None` if it is unknown.
+    pub hook: Option<Hook>,
+    pub count: u64,
+    pub from: Timestamp,
+    pub to: Timestamp,
+}
+
+impl Lost {
+    /// Events that any hook can have reported.
+    pub const fn of_unknown_hook(count: u64, from: Timestamp, to: Timestamp) -> Self {
+        Self { hook: None, count, from, to }
+    }
+}
 
 /// Events that the kernel suppressed, because there were too many of one client at one Service, or of all clients there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,6 +58,8 @@ pub struct Suppressed {
 
 #[derive(Clone, Copy, Debug)]
 struct Loss {
+    /// The hook that would have reported the events. `None` if it is unknown, or one of several.
+    hook: Option<Hook>,
     count: u64,
     /// False if the number is unknown, and `count` stands for it.
     is_counted: bool,
@@ -49,6 +69,7 @@ struct Loss {
 
 impl Loss {
     fn merge(&mut self, other: Self) {
+        self.hook = self.hook.filter(|hook| other.hook == Some(*hook));
         self.count = self.count.saturating_add(other.count);
         self.is_counted &= other.is_counted;
         self.from = self.from.min(other.from);
@@ -58,6 +79,33 @@ impl Loss {
     fn overlaps(&self, since: Timestamp, until: Timestamp) -> bool {
         self.from <= until && self.to >= since
     }
+
+    /// Whether one of the events can have concerned this flow.
+    fn concerns(&self, flow: &Flow) -> bool {
+        self.hook.is_none_or(|hook| can_report(hook, flow))
+    }
+}
+
+/// Whether this hook can report something of this flow that is not known yet.
+fn can_report(hook: Hook, flow: &Flow) -> bool {
+    let is_tcp = flow.is_tcp();
+    let is_ipv4 = flow.orig.src.ip().to_canonical().is_ipv4();
+    match hook {
+        Hook::SockEstablished | Hook::SockClosed => is_tcp && !has_closed(flow),
+        Hook::TcpReceiveReset | Hook::TcpSendReset | Hook::TcpRetransmit => is_tcp,
+        Hook::TcpV4SendReset | Hook::NfSendReset => is_tcp && is_ipv4,
+        Hook::TcpV6SendReset | Hook::NfSendReset6 => is_tcp && !is_ipv4,
+        Hook::SendUnreach | Hook::IcmpError => is_ipv4,
+        Hook::SendUnreach6 | Hook::IcmpError6 => !is_ipv4,
+        _ => true,
+    }
+}
+
+/// Whether the close of each socket that was seen is known: nothing of it follows.
+fn has_closed(flow: &Flow) -> bool {
+    let ends = [&flow.client, &flow.server];
+    let mut seen = ends.iter().filter(|end| end.is_seen()).peekable();
+    seen.peek().is_some() && seen.all(|end| end.closed.is_some())
 }
 
 /// All losses so far.
@@ -125,38 +173,33 @@ impl Losses {
         self.of_all.iter().any(|loss| !loss.is_counted && loss.overlaps(since, until))
     }
 
-    /// The number of events between two times that are missing for a flow between these addresses: of all flows, and of
-    /// its own.
-    pub(super) fn of(
-        &self,
-        ends: impl IntoIterator<Item = IpAddr>,
-        netns: Netns,
-        since: Timestamp,
-        until: Timestamp,
-    ) -> (u64, u64) {
+    /// The number of events between two times that are missing for this flow: of several flows, and of its own addresses.
+    pub(super) fn of(&self, flow: &Flow, since: Timestamp, until: Timestamp) -> (u64, u64) {
         let count = |losses: &VecDeque<Loss>| {
-            let overlapping = losses.iter().filter(|loss| loss.overlaps(since, until));
-            overlapping.fold(0, |sum: u64, loss| sum.saturating_add(loss.count))
+            let missing = losses.iter().filter(|loss| loss.overlaps(since, until) && loss.concerns(flow));
+            missing.fold(0, |sum: u64, loss| sum.saturating_add(loss.count))
         };
         if self.of_hosts.is_empty() {
             return (count(&self.of_all), 0);
         }
-        let of_host = |end| self.of_hosts.get(&Host::new(end, netns)).map_or(0, count);
-        (count(&self.of_all), ends.into_iter().map(of_host).fold(0, u64::saturating_add))
+        let endpoint = flow.endpoint(None).map(|endpoint| endpoint.ip());
+        let ends = [flow.orig.src.ip(), flow.orig.dst.ip()].into_iter().chain(endpoint);
+        let of_host = |end| self.of_hosts.get(&Host::new(end, flow.netns)).map_or(0, count);
+        (count(&self.of_all), ends.map(of_host).fold(0, u64::saturating_add))
     }
 }
 
 impl FlowTable {
-    /// The kernel half lost `count` records between `from` and `to`. Flows that were alive then carry the count.
-    pub fn lost(&mut self, count: u64, from: Timestamp, to: Timestamp) {
+    /// Events were lost. Flows that were alive then carry the count, if the hook could report something of them.
+    pub fn lost(&mut self, Lost { hook, count, from, to }: Lost) {
         if count > 0 {
-            self.losses.add(Loss { count, is_counted: true, from, to });
+            self.losses.add(Loss { hook, count, is_counted: true, from, to });
         }
     }
 
     /// An unknown number of records is missing between `from` and `to`. Flows that were alive then carry one as lost.
     pub fn lost_uncounted(&mut self, from: Timestamp, to: Timestamp) {
-        self.losses.add(Loss { count: 1, is_counted: false, from, to });
+        self.losses.add(Loss { hook: None, count: 1, is_counted: false, from, to });
     }
 
     /// The kernel half suppressed events. The flows of that client, or else of that Service's address, that were alive
@@ -166,7 +209,7 @@ impl FlowTable {
         if count == 0 {
             return;
         }
-        let loss = Loss { count, is_counted: true, from, to };
+        let loss = Loss { hook: None, count, is_counted: true, from, to };
         match client.or(service) {
             Some(address) => self.losses.suppress(Host::new(address, netns), loss),
             None => self.losses.add(loss),

@@ -27,7 +27,7 @@ pub(crate) use evidence::{
 pub use evidence::{Decision, Flow, IcmpMeaning};
 pub(crate) use limits::Counters;
 pub use limits::{Limits, Reread};
-pub use losses::Suppressed;
+pub use losses::{Lost, Suppressed};
 pub(crate) use outcome::Answer;
 pub use outcome::{Outcome, ResetBy};
 pub use room::Unjudged;

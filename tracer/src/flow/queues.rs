@@ -179,9 +179,7 @@ impl Flow {
         // Without its first decision it may have begun, and lost that event, before.
         let unseen = if self.is_seen_from_start() { Duration::ZERO } else { limits.answer };
         let since = self.first_seen.saturating_sub(unseen);
-        let endpoint = self.endpoint(None).map(|endpoint| endpoint.ip());
-        let ends = [self.orig.src.ip(), self.orig.dst.ip()].into_iter().chain(endpoint);
-        let (lost, suppressed) = losses.of(ends, self.netns, since, until);
+        let (lost, suppressed) = losses.of(self, since, until);
         self.lost = lost.saturating_add(suppressed);
         self.suppressed = suppressed;
         self.has_uncounted_loss = losses.are_uncounted(since, until);

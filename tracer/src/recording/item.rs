@@ -15,9 +15,10 @@ use crate::{
         Event, SavedFacts, SavedObject, Status, Update,
         model::{Change, Object},
     },
-    flow::Suppressed,
+    flow::{Lost, Suppressed},
     node::Snapshot,
     session::{SavedChanges, WallStep},
+    sighting::Hook,
     time::Timestamp,
 };
 
@@ -33,7 +34,7 @@ pub(super) enum Item {
     Records(u32, Option<Timestamp>),
     /// Time advanced.
     Advance(Timestamp),
-    /// This many events were lost between the two times.
+    /// Events were lost.
     Lost(Lost),
     /// Versions older than the look-back were removed.
     Prune(Timestamp),
@@ -72,14 +73,6 @@ pub(super) struct HookChanged {
     pub(super) hook: String,
     pub(super) is_attached: bool,
     pub(super) time: Timestamp,
-}
-
-/// Events that were lost between the kernel and viptrace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Lost {
-    pub(super) count: u64,
-    pub(super) from: Timestamp,
-    pub(super) to: Timestamp,
 }
 
 /// The node, when its reading began, and when the pipeline received it.
@@ -169,8 +162,9 @@ impl Item {
                 (RECORDS, [&count.to_le_bytes(), newest].concat())
             }
             Self::Advance(now) => (ADVANCE, times(&[now.as_unix_ns()])),
-            Self::Lost(Lost { count, from, to }) => {
-                (LOST, times(&[*count, from.as_unix_ns(), to.as_unix_ns()]))
+            Self::Lost(Lost { hook, count, from, to }) => {
+                let times: Vec<u8> = times(&[*count, from.as_unix_ns(), to.as_unix_ns()]);
+                (LOST, times.into_iter().chain(hook.map(|hook| hook as u8)).collect())
             }
             Self::Prune(now) => (PRUNE, times(&[now.as_unix_ns()])),
             Self::Finish(now) => (FINISH, times(&[now.as_unix_ns()])),
@@ -204,11 +198,16 @@ impl Item {
         let mut number = || body.try_get_u64_le().map_err(|_| SHORT);
         Ok(Some(match kind {
             ADVANCE => Self::Advance(Timestamp::from_unix_ns(number()?)),
-            LOST => Self::Lost(Lost {
-                count: number()?,
-                from: Timestamp::from_unix_ns(number()?),
-                to: Timestamp::from_unix_ns(number()?),
-            }),
+            LOST => {
+                let (count, from, to) = (number()?, number()?, number()?);
+                Self::Lost(Lost {
+                    // Older recordings lack it.
+                    hook: body.try_get_u8().ok().and_then(Hook::from_number),
+                    count,
+                    from: Timestamp::from_unix_ns(from),
+                    to: Timestamp::from_unix_ns(to),
+                })
+            }
             PRUNE => Self::Prune(Timestamp::from_unix_ns(number()?)),
             FINISH => Self::Finish(Timestamp::from_unix_ns(number()?)),
             REREAD => Self::Reread(Timestamp::from_unix_ns(number()?)),
@@ -375,7 +374,7 @@ mod tests {
     #[test]
     fn items_come_back_in_order_whole_or_in_pieces() {
         let end = End { ended: at(9), gaps: vec!["é".repeat(500)] };
-        let lost = Lost { count: 3, from: at(1), to: at(2) };
+        let lost = Lost { hook: Some(Hook::SockClosed), count: 3, from: at(1), to: at(2) };
         let items = [
             Item::Advance(at(5)),
             Item::Lost(lost),
@@ -492,7 +491,9 @@ mod tests {
             (any::<u32>(), proptest::option::of(any::<u64>()))
                 .prop_map(|(count, newest)| Item::Records(count, newest.map(Timestamp::from_unix_ns))),
             time().prop_map(Item::Advance),
-            counts().prop_map(|(count, from, to)| Item::Lost(Lost { count, from, to })),
+            (counts(), any::<Option<u8>>()).prop_map(|((count, from, to), hook)| {
+                Item::Lost(Lost { hook: hook.and_then(Hook::from_number), count, from, to })
+            }),
             time().prop_map(Item::Prune),
             time().prop_map(Item::Finish),
             time().prop_map(Item::Reread),

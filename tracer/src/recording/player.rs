@@ -18,6 +18,7 @@ use super::{
 };
 use crate::{
     cluster::{Cluster, History, LOOK_BACK, Origin, Status},
+    flow::Lost,
     kernel::decode::Decoder,
     session::{Detail, Judgements, Pipeline},
     sighting::Hook,
@@ -314,7 +315,7 @@ impl<R: Read + Seek> Player<R> {
             Item::Lost(_) | Item::Suppressed(_) | Item::Reread(_) if self.skips_block => {}
             Item::Advance(now) if self.skips_block => self.skip_to(now),
             Item::Records(count, newest) => self.records(count, newest),
-            Item::Lost(lost) => self.pipeline.lost(lost.count, lost.from, lost.to),
+            Item::Lost(lost) => self.pipeline.lost(lost),
             Item::WallClock(step) => self.pipeline.set_wall_clock(step),
             Item::Changes(changes) => self.pipeline.restore_changes(*changes),
             Item::Suppressed(suppressed) => self.pipeline.suppressed(suppressed),
@@ -358,7 +359,8 @@ impl<R: Read + Seek> Player<R> {
                 all.records = all.records.saturating_add(dropped.records);
                 all.others = all.others.saturating_add(dropped.others);
                 all.to = dropped.to;
-                self.pipeline.lost(dropped.records.max(1), dropped.from, dropped.to);
+                let Dropped { records, from, to, .. } = dropped;
+                self.pipeline.lost(Lost::of_unknown_hook(records.max(1), from, to));
             }
             Item::End(end) => return Some(Step::Ended(*end)),
         }
@@ -447,7 +449,7 @@ impl<R: Read + Seek> Player<R> {
     fn report_missing(&mut self, now: Timestamp) {
         let undecodable = std::mem::take(&mut self.undecodable);
         self.missing.undecodable += undecodable;
-        self.pipeline.lost(undecodable, self.now, now);
+        self.pipeline.lost(Lost::of_unknown_hook(undecodable, self.now, now));
         if let Some(since) = self.missing_since.take() {
             self.pipeline.lost_uncounted(since, now);
         }

@@ -8,7 +8,7 @@ use super::{End, Failure, Finished, NodeReading, Recorder, Records, item::HookCh
 use crate::{
     cluster::{Cluster, Update},
     diagnosis::OtherFlows,
-    flow::Suppressed,
+    flow::{Lost, Suppressed},
     node::Snapshot,
     session::{Judgements, Pipeline, SavedChanges, WallStep},
     sighting::{Hook, Sighting},
@@ -114,10 +114,11 @@ impl Recorded {
         self.pipeline.last_rereads()
     }
 
-    pub fn lost(&mut self, count: u64, from: Timestamp, to: Timestamp) {
-        self.pipeline.lost(count, from, to);
+    /// As [`Pipeline::lost`].
+    pub fn lost(&mut self, lost: Lost) {
+        self.pipeline.lost(lost);
         if let Some(recorder) = &mut self.recorder {
-            recorder.lost(count, from, to);
+            recorder.lost(lost);
         }
     }
 
@@ -125,7 +126,7 @@ impl Recorded {
     pub(crate) fn lost_uncounted(&mut self, from: Timestamp, to: Timestamp) {
         self.pipeline.lost_uncounted(from, to);
         if let Some(recorder) = &mut self.recorder {
-            recorder.lost(1, from, to);
+            recorder.lost(Lost::of_unknown_hook(1, from, to));
         }
     }
 

@@ -21,6 +21,7 @@ use super::{
     writer::Blocks,
 };
 use crate::{
+    flow::Lost,
     kernel::decode::{Decoder, Mask},
     session::Detail,
     time::Timestamp,
@@ -122,7 +123,7 @@ fn any_item() -> impl Strategy<Value = Item> {
     let time = times.prop_map(Timestamp::from_unix_ns);
     (0..5_u8, time.clone(), time, any::<u64>()).prop_map(|(kind, time, other, count)| match kind {
         0 => Item::Advance(time),
-        1 => Item::Lost(super::item::Lost { count, from: time, to: other }),
+        1 => Item::Lost(Lost::of_unknown_hook(count, time, other)),
         2 => Item::Prune(time),
         3 => Item::Finish(time),
         _ => Item::Dropped(super::Dropped { records: count, others: count, from: time, to: other }),

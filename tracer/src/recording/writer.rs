@@ -21,13 +21,13 @@ use std::{
 
 use super::{
     header::{FORMAT, Header},
-    item::{Dropped, End, HookChanged, Item, Lost, NodeReading, Start},
+    item::{Dropped, End, HookChanged, Item, NodeReading, Start},
     records::Records,
 };
 use crate::{
     cluster::{Cluster, Update},
     error::Hint,
-    flow::Suppressed,
+    flow::{Lost, Suppressed},
     kernel::decode::{Decoder, Mask},
     node::Snapshot,
     platform,
@@ -209,9 +209,9 @@ impl Recorder {
         }
     }
 
-    pub fn lost(&mut self, count: u64, from: Timestamp, to: Timestamp) {
-        if count > 0 {
-            self.item(Item::Lost(Lost { count, from, to }));
+    pub fn lost(&mut self, lost: Lost) {
+        if lost.count > 0 {
+            self.item(Item::Lost(lost));
         }
     }
 

@@ -33,7 +33,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     cluster::{Address, Cluster, Key, Membership, Update},
     diagnosis::{HookGap, OtherFlows, Translations},
-    flow::{Counters, Flow, FlowTable, Limits, Suppressed},
+    flow::{Counters, Flow, FlowTable, Limits, Lost, Suppressed},
     net::Netns,
     node::Snapshot,
     sighting::{Hook, ListedEntry, Sighting},
@@ -363,12 +363,10 @@ impl Pipeline {
         entries.iter().filter(gone).copied().collect()
     }
 
-    /// Reports that `count` events were lost between `from` and `to`: flows that were alive then carry the count.
-    pub fn lost(&mut self, count: u64, from: Timestamp, to: Timestamp) {
-        if count > 0 {
-            self.lost = self.lost.saturating_add(count);
-            self.flows.lost(count, from, to);
-        }
+    /// As [`FlowTable::lost`].
+    pub fn lost(&mut self, lost: Lost) {
+        self.lost = self.lost.saturating_add(lost.count);
+        self.flows.lost(lost);
     }
 
     /// Reports that an unknown number of events is missing between `from` and `to`: it counts as one.

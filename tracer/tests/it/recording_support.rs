@@ -17,7 +17,7 @@ use std::{
 
 use viptrace::{
     cluster::{Cluster, LOOK_BACK, Source},
-    flow::Limits,
+    flow::{Limits, Lost},
     kernel::decode::Decoder,
     net::Netns,
     node::{
@@ -446,7 +446,8 @@ impl Live {
     }
 
     pub(crate) fn lose(&mut self, count: u64, within: Duration) {
-        self.recorded.lost(count, self.now, self.now.saturating_add(within));
+        let (from, to) = (self.now, self.now.saturating_add(within));
+        self.recorded.lost(Lost::of_unknown_hook(count, from, to));
     }
 
     /// Waits for the recorder. A live trace never does.

@@ -16,6 +16,7 @@ use viptrace::{
         Cluster, Event as ObjectEvent, Kind, Origin, Status, Update,
         model::{Conditions, Object},
     },
+    flow::Lost,
     node::{ProxyMode, Snapshot},
     report::{Form, Output, Printer, Report, Verbosity},
     session::{Detail, Ending, Judgements, Latency, Pipeline, Summary},
@@ -264,7 +265,7 @@ fn run(events: &[(u64, Event)], detail: Detail) -> (Story, u64) {
             Event::Cart(listed) => trace.change(ms, cart(*listed)),
             Event::Service { port } => trace.change(ms, service("cart", CART, *port)),
             Event::Elsewhere(listed) => trace.change(ms, slice("other", &[(ENDPOINTS[0], *listed)])),
-            Event::Lost => trace.pipeline.lost(3, at(ms - 1), at(ms)),
+            Event::Lost => trace.pipeline.lost(Lost::of_unknown_hook(3, at(ms - 1), at(ms))),
             Event::Node(mode) => {
                 trace.node = node(*mode);
                 trace.read_node(ms);

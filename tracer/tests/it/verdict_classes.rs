@@ -550,8 +550,8 @@ fn flows_with_losses_are_never_healthy() {
     for sighting in to_cart().healthy(10_000).out {
         table.observe(sighting);
     }
-    table.lost(3, at(9_000), at(10_005));
-    table.lost(5, at(30_000), at(31_000));
+    table.lost(viptrace::flow::Lost::of_unknown_hook(3, at(9_000), at(10_005)));
+    table.lost(viptrace::flow::Lost::of_unknown_hook(5, at(30_000), at(31_000)));
     table.finish(at(40_000));
     let flow = table.drain_settled().next().unwrap();
     let verdict = world.judge(&flow).unwrap();

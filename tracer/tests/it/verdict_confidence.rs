@@ -8,7 +8,7 @@ use crate::{
 };
 use viptrace::{
     class::{Class, Confidence, Kind},
-    flow::{Flow, FlowTable, Limits, Reread},
+    flow::{Flow, FlowTable, Limits, Lost, Reread},
     node::RuleEffect,
     sighting::{Status, TcpState},
 };
@@ -115,7 +115,7 @@ fn cases() -> Vec<(Class, World, Script)> {
 /// The flow of a script, during which this many events were lost.
 fn flow(script: Script, lost: u64) -> Flow {
     let mut table = FlowTable::new(Limits { reread: Reread::Datagrams, ..Limits::default() });
-    table.lost(lost, at(0), at(200_000));
+    table.lost(Lost::of_unknown_hook(lost, at(0), at(200_000)));
     for sighting in script.out {
         table.observe(sighting);
     }

@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 
 use crate::{
-    flow::Suppressed,
+    flow::{Lost, Suppressed},
     incident::Pathfinder,
     kernel::{now, recorder::Suppressed as SuppressedFailures, tracer::Tracer},
     net::Netns,
     recording::{Recorded, Records},
-    sighting::{ListedEntry, Sighting},
+    sighting::{Hook, ListedEntry, Sighting},
     time::Timestamp,
 };
 
@@ -36,8 +36,9 @@ pub(super) trait Source {
     fn drain(&mut self, limit: usize, into: &mut Vec<Sighting>, keep: &mut dyn FnMut(&[u8])) -> usize;
     /// Whether there is more: newer records, or one that is still being written.
     fn has_more(&self) -> bool;
-    /// How many events were lost since the last call: without room in the buffer, or not decodable.
-    fn lost(&mut self) -> anyhow::Result<u64>;
+    /// How many events were lost since the last call, by hook: without room in the buffer, skipped by the kernel, or (then
+    /// their hook is unknown) not decodable.
+    fn lost(&mut self) -> anyhow::Result<Vec<(Option<Hook>, u64)>>;
     /// The failures that a limit of the kernel suppressed since the last call.
     fn suppressed(&mut self) -> anyhow::Result<Vec<SuppressedFailures>>;
     /// The buffer was read to its end.
@@ -53,9 +54,10 @@ impl Source for Tracer {
         Self::has_more(self)
     }
 
-    fn lost(&mut self) -> anyhow::Result<u64> {
+    fn lost(&mut self) -> anyhow::Result<Vec<(Option<Hook>, u64)>> {
         let losses = self.losses().context("cannot read how many events were lost")?;
-        Ok(losses.iter().map(|(_, count)| count).sum::<u64>() + self.take_undecodable())
+        let undecodable = (None, self.take_undecodable());
+        Ok(losses.into_iter().map(|(hook, count)| (Some(hook), count)).chain([undecodable]).collect())
     }
 
     fn suppressed(&mut self) -> anyhow::Result<Vec<SuppressedFailures>> {
@@ -229,10 +231,12 @@ impl<S: Source> Waiting<'_, S> {
             }
         });
         // Also if nothing was read: the kernel may have skipped the only program that had something to report.
-        let lost = self.source.lost()?;
-        let ended = now();
-        self.pipeline.lost(lost, *last, ended);
-        *last = ended;
+        let losses = self.source.lost()?;
+        let (from, to) = (*last, now());
+        for (hook, count) in losses {
+            self.pipeline.lost(Lost { hook, count, from, to });
+        }
+        *last = to;
         self.reader.suppressed(self.source, self.pipeline)?;
         *newest = (*newest).max(self.reader.sightings.iter().map(|sighting| sighting.time).max());
         self.reader.observe(self.pipeline);

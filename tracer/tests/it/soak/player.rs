@@ -7,7 +7,7 @@ use std::{
 
 use viptrace::{
     cluster::{Event, Update, model::Change},
-    flow::{Limits, Reread},
+    flow::{Limits, Lost, Reread},
     node::ProxyMode,
     session::{Detail, Judgements, Pipeline, Settings},
     sighting::{ListedEntry, Sighting},
@@ -162,7 +162,7 @@ impl Run<'_> {
         }
         self.pipeline.observe(sightings);
         let now = at(ms);
-        self.pipeline.lost(lost, at(ms.saturating_sub(TURN)), now);
+        self.pipeline.lost(Lost::of_unknown_hook(lost, at(ms.saturating_sub(TURN)), now));
         if ms.is_multiple_of(LIST_EVERY) {
             self.list_old_entries(now);
         }

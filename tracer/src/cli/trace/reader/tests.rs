@@ -161,8 +161,8 @@ impl Source for Endless {
         true
     }
 
-    fn lost(&mut self) -> anyhow::Result<u64> {
-        Ok(0)
+    fn lost(&mut self) -> anyhow::Result<Vec<(Option<Hook>, u64)>> {
+        Ok(Vec::new())
     }
 
     fn suppressed(&mut self) -> anyhow::Result<Vec<SuppressedFailures>> {
@@ -253,8 +253,8 @@ impl Source for Losing {
         !self.batches.is_empty()
     }
 
-    fn lost(&mut self) -> anyhow::Result<u64> {
-        Ok(if self.of_client.is_none() { std::mem::take(&mut self.lost) } else { 0 })
+    fn lost(&mut self) -> anyhow::Result<Vec<(Option<Hook>, u64)>> {
+        Ok(if self.of_client.is_none() { vec![(None, std::mem::take(&mut self.lost))] } else { Vec::new() })
     }
 
     fn suppressed(&mut self) -> anyhow::Result<Vec<SuppressedFailures>> {
