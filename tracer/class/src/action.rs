@@ -224,6 +224,12 @@ pub const READ_LOAD_BALANCER_EVENTS: Action = Action::reads(
 // C29, C30.
 pub const DESCRIBE_ENDPOINT_NODE: Action =
     Action::reads("`kubectl describe node {ENDPOINT_NODE}`").when("the endpoint's node is not Ready");
+pub const TRACE_CLIENT: Action = Action::reads(
+    "trace on the client's node too, to see whether the endpoint's packets arrive there: \
+     `kubectl viptrace trace {NAMESPACE}/{SERVICE}`",
+)
+.when("the client fell silent");
+pub const WATCH_PATH: Action = Action::reads("watch the CNI's tunnel and the nodes at its ends");
 pub const READ_OTHER_FIREWALL: Action = Action::reads(
     "read the firewall rules and policies of the host that refuses; `kubectl -n {NAMESPACE} get networkpolicies`",
 )

@@ -36,11 +36,12 @@ pub(super) const C29: Entry = Entry::fault("endpoint silent or unreachable", &[N
         Action::reads(
             "see which Pod it is: `kubectl get pods -A -o wide --field-selector status.podIP={ENDPOINT_IP}`",
         ),
+        action::TRACE_CLIENT,
     ])
-    .later(&[Action::disrupts(
-        "give the Pod a readiness probe, so that a silent one leaves the endpoints; watch the \
-         CNI's tunnel and the node",
-    )])
+    .later(&[
+        Action::disrupts("give the Pod a readiness probe, so that a silent one leaves the endpoints"),
+        action::WATCH_PATH,
+    ])
     .lab(&["c29-silent-same-node", "c29-silent-other-node", "c29-host-unreachable", "c29-udp-unanswered"]);
 
 pub(super) const C30: Entry = Entry::fault(

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::{End, Flow, IcmpMeaning, ResetEvent, SocketEnd, fold::is_embryo};
+use super::{End, Flow, IcmpMeaning, ResetEvent, SocketEnd, Stuck, fold::is_embryo};
 use crate::{
     net::Protocol,
     sighting::{Status, TcpState},
@@ -146,16 +146,13 @@ impl Flow {
     }
 
     fn answered_outcome(&self) -> Outcome {
-        if let Some(by) = self.reset_by() {
-            return Outcome::Reset(by);
+        match self.reset_by() {
+            Some(ResetBy::Client) if self.client.gave_up() => return Outcome::Silent,
+            Some(ResetBy::Endpoint) if self.server.gave_up() => return Outcome::Silent,
+            Some(by) => return Outcome::Reset(by),
+            None => {}
         }
-        let silent = [&self.client, &self.server].iter().any(|end| {
-            end.trouble.as_ref().is_some_and(|trouble| trouble.backoff >= SILENT_BACKOFF)
-                && end.closed.is_none_or(|closed| {
-                    matches!(closed.from, TcpState::Established | TcpState::FinWait1 | TcpState::CloseWait)
-                })
-        });
-        if silent {
+        if self.client.is_unheard() || self.server.is_unheard() {
             return Outcome::Silent;
         }
         // An entry can end before its connection: it timed out, or IPVS deleted it.
@@ -335,6 +332,25 @@ impl Flow {
 }
 
 impl SocketEnd {
+    /// Whether it repeats its segments at growing intervals, which the other end's answer would end.
+    pub(crate) fn is_unheard(&self) -> bool {
+        self.gave_up()
+            || self.backs_off()
+                && self.closed.is_none_or(|closed| {
+                    matches!(closed.from, TcpState::Established | TcpState::FinWait1 | TcpState::CloseWait)
+                })
+    }
+
+    /// Whether it reset the connection while its data had no answer: its application, or its kernel, did not wait longer.
+    fn gave_up(&self) -> bool {
+        let is_stuck = |stuck: &Stuck| stuck.acked == self.bytes_acked;
+        self.backs_off() && self.reset_sent().is_some() && self.stuck().is_some_and(is_stuck)
+    }
+
+    fn backs_off(&self) -> bool {
+        self.trouble.as_ref().is_some_and(|trouble| trouble.backoff >= SILENT_BACKOFF)
+    }
+
     /// Whether it was connected: it was established, or did what only a connected socket does.
     pub fn was_connected(&self) -> bool {
         let was_answered = |reset: Option<&ResetEvent>| reset.is_some_and(|reset| is_answered(reset.state));

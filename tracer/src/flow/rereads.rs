@@ -71,13 +71,16 @@ impl FlowTable {
 
     fn entry_to_reread(&self, index: u32) -> Option<u64> {
         let flow = self.slots.get(index)?;
+        let outcome = flow.outcome();
         let is_wanted = match self.limits.reread {
             Reread::Nothing => false,
-            Reread::Datagrams => !flow.is_tcp(),
-            Reread::All => !flow.client.is_seen() && !flow.server.is_seen(),
+            // Nothing else shows that a repeated SYN was answered after all.
+            Reread::Datagrams if flow.is_tcp() => outcome == Outcome::Stalled && flow.client.closed.is_none(),
+            Reread::Datagrams => outcome == Outcome::Pending,
+            Reread::All => outcome == Outcome::Pending && !flow.client.is_seen() && !flow.server.is_seen(),
         };
         let is_known = flow.handed.is_some() || flow.deleted.is_some() || flow.reread.is_some();
-        if !is_wanted || is_known || flow.outcome() != Outcome::Pending {
+        if !is_wanted || is_known {
             return None;
         }
         let decision = flow.decision(None)?;

@@ -392,6 +392,10 @@ impl Script {
         self.socket(ms, Hook::TcpRetransmit, false, SocketEvent::Retransmit { state, bytes: None })
     }
 
+    pub(crate) fn server_retransmits(self, ms: u64, state: TcpState) -> Self {
+        self.socket(ms, Hook::TcpRetransmit, true, SocketEvent::Retransmit { state, bytes: None })
+    }
+
     /// An end repeats a segment of so many bytes, after these numbers of bytes were acknowledged and received.
     pub(crate) fn repeats_segment(mut self, ms: u64, server: bool, bytes: u32, counts: (u64, u64)) -> Self {
         let event = SocketEvent::Retransmit { state: TcpState::Established, bytes: Some(bytes) };

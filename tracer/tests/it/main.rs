@@ -77,4 +77,5 @@ mod verdict_notes;
 mod verdict_ordinary;
 mod verdict_policy;
 mod verdict_resets;
+mod verdict_silent;
 mod wording;

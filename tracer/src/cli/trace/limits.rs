@@ -28,7 +28,7 @@ pub(super) fn limits(options: &TraceOptions, environment: &Environment) -> Limit
 }
 
 /// In a lean trace no socket event shows that a connection was answered. Rereading every connection's entry would cost
-/// more than such events.
+/// more than such events: only those of connections whose SYN was repeated are read.
 fn reread(options: &TraceOptions) -> Reread {
     if options.hooks != Hooks::Full || options.without_hooks.contains(&Hook::SockEstablished) {
         Reread::Datagrams

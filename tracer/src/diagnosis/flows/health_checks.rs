@@ -72,7 +72,7 @@ fn carried_data(flow: &Flow) -> bool {
 }
 
 /// A connection from outside the cluster to an external address.
-fn is_outside(flow: &Flow, Surroundings { cluster, node, .. }: &Surroundings<'_>) -> bool {
+pub(super) fn is_outside(flow: &Flow, Surroundings { cluster, node, .. }: &Surroundings<'_>) -> bool {
     let client = flow.orig.src.ip();
     let external = matches!(
         cluster.address(flow.orig.dst.socket(), flow.orig.protocol, flow.first_seen),

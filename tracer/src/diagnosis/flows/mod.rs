@@ -171,7 +171,7 @@ macro_rules! rule {
 }
 
 /// The first rule that applies explains the flow.
-const RULES: [FlowRule; 43] = [
+const RULES: [FlowRule; 45] = [
     rule!(conntrack::table_full, &[Class::C16]),
     rule!(conntrack::insertion_failed, &[Class::C17, Class::C17a]),
     rule!(stale_endpoints::stale_entry, &[Class::C8]),
@@ -215,8 +215,10 @@ const RULES: [FlowRule; 43] = [
     rule!(backend_refused::refused, &[Class::C28]),
     rule!(resets::dropped_as_invalid, &[Class::C18b]),
     rule!(network_policy::answer_dropped, &[Class::C30]),
+    rule!(network_policy::connection_dropped, &[Class::C30]),
     rule!(network_path::prohibited_there, &[Class::C30]),
     rule!(host_kernel::only_large_ones, &[Class::C33]),
+    rule!(network_path::client_left, &[Class::Ok]),
     rule!(network_path::silent, &[Class::C29, Class::C31]),
     rule!(conntrack::clash_resolved, &[Class::N10]),
     rule!(

@@ -1,9 +1,9 @@
-//! C29: the endpoint is current and silent, or cannot be reached.
+//! C29: the endpoint is current and silent, or cannot be reached; and clients that fall silent.
 
 use super::{
     Case, Finding,
     datagrams::unanswered_for,
-    hairpin,
+    hairpin, health_checks,
     host_kernel::is_first_large,
     text::{length, word},
 };
@@ -34,6 +34,9 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
     let on_host = case.ctx.node.is_own_address(endpoint.ip()) == Some(true);
     if endpoint.ip() == case.flow.orig.src.ip() && !on_host {
         return Some(hairpin::itself(case));
+    }
+    if is_client_silent(case) {
+        return Some(client_silent(case));
     }
     let cluster = case.ctx.cluster;
     let is_shown = matches!(case.outcome, Outcome::Unreachable | Outcome::Dropped) && is_loss_shown(case);
@@ -95,6 +98,83 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
         finding = with_size(case, finding);
     }
     Some(finding)
+}
+
+/// Whether only the endpoint repeats its packets, to a client on another host.
+fn is_client_silent(case: &Case<'_>) -> bool {
+    let flow = case.flow;
+    case.outcome == Outcome::Silent && !flow.client.is_unheard() && !flow.client.is_seen()
+}
+
+/// Healthy, with a note: a client that left.
+/// Mechanism: the client's host ended or lost its way here (phones, NAT devices that forget a connection), its Pod ended,
+/// or it left once all data had arrived: nobody misses an answer.
+/// For: the endpoint's retransmits and none of the client's; a client outside the cluster, a Pod that ended, or only the
+/// close was repeated. Against: the way back may have failed for all clients outside.
+pub(super) fn client_left(case: &Case<'_>) -> Option<Finding> {
+    let endpoint = case.endpoint?;
+    let (flow, cluster) = (case.flow, case.ctx.cluster);
+    let ip = flow.orig.src.ip();
+    if !is_client_silent(case) || ip == endpoint.ip() {
+        return None;
+    }
+    let has_ended = cluster.pod_by_ip(ip, flow.first_seen).is_some_and(|pod| {
+        let now = cluster.pod_by_ip(ip, case.ended()).filter(|now| now.uid == pod.uid);
+        now.is_none_or(|now| now.deletion.is_some())
+    });
+    let why = if has_ended {
+        "its Pod ended"
+    } else if health_checks::is_outside(flow, &case.ctx.surroundings()) {
+        "a client outside the cluster can leave without a word"
+    } else if flow.server.retransmitted_only_its_end() {
+        "only the close was repeated, after all data had arrived"
+    } else {
+        return None;
+    };
+    let served = format_args!("{} was served by {}", case.name(), case.endpoint_name());
+    Some(case.finding(Class::Ok, served).against(
+        EvidenceType::Kernel,
+        Some(flow.server.retransmits().first),
+        format_args!("the client {} answered no more: {why}", client_name(case)),
+    ))
+}
+
+/// The rest of [`silent`] for a client that fell silent.
+/// Mechanism: the way back fails, or the client's node does.
+/// For: the endpoint's retransmits, and none of the client's. Against: a trace on the client's node decides.
+fn client_silent(case: &Case<'_>) -> Finding {
+    let (cluster, flow) = (case.ctx.cluster, case.flow);
+    let (ip, began) = (flow.orig.src.ip(), flow.first_seen);
+    let endpoint = case.endpoint_name();
+    let what = format!(
+        "the client {} of {} fell silent: it does not answer {endpoint}",
+        client_name(case),
+        case.name()
+    );
+    let finding = case
+        .finding(Class::C29, what)
+        .confidence(Confidence::Medium)
+        .severity(Severity::Low)
+        .if_nothing_was_lost()
+        .now(&[action::TRACE_CLIENT])
+        .later(&[action::WATCH_PATH]);
+    let of_pod = || cluster.pod_by_ip(ip, began)?.node.as_deref();
+    let Some(node) = of_pod().or_else(|| Some(&*cluster.node_by_ip(ip, began)?.key.name)) else {
+        let unseen = "where the client is, and whether the packets reach it";
+        return with_size(case, finding.unobserved(unseen));
+    };
+    if cluster.node(node, case.ended()).is_some_and(|node| node.ready == Some(false)) {
+        return finding.api(None, format_args!("the client's node {node} is not Ready"));
+    }
+    let arrival = format_args!("whether the packets reach node {node}: a trace there shows it");
+    with_size(case, finding.unobserved(arrival))
+}
+
+/// The client's address, with its Pod if it has one.
+fn client_name(case: &Case<'_>) -> String {
+    let ip = case.flow.orig.src.ip();
+    let pod = case.ctx.cluster.pod_by_ip(ip, case.flow.first_seen);
+    pod.map_or_else(|| ip.to_string(), |pod| format!("{ip} (Pod {})", pod.key))
 }
 
 /// Names the MTU as a candidate (C33), unless the size of what was lost excludes it.

@@ -157,6 +157,47 @@ pub(super) fn answer_dropped(case: &Case<'_>) -> Option<Finding> {
     Some(packet.finding(case, &what, packet.stops(case).as_ref()))
 }
 
+/// Mechanism: a rule that came later, or an accept rule that went, drops the packets of a connection that worked.
+/// For: the connection fell silent, and a rule or a program dropped what an end repeated. Against: packets that conntrack
+/// calls invalid are dropped alike (C18b).
+pub(super) fn connection_dropped(case: &Case<'_>) -> Option<Finding> {
+    if case.outcome != Outcome::Silent {
+        return None;
+    }
+    let trouble = case.trouble()?;
+    let drop = trouble.drops.iter().find(|drop| is_of_repeated(case.flow, drop))?;
+    let is_answer = drop.stage == Stage::Reply;
+    let whose = if is_answer { "the answers of" } else { "the packets to" };
+    let whose = format_args!("{whose} {} of an open connection to {}", case.endpoint_name(), case.name());
+    if let Some((_, program)) = PROGRAMS.iter().find(|(reason, _)| drop.is(reason)) {
+        return Some(
+            case.finding(Class::C30, format_args!("{program} drops {whose}"))
+                .confidence(Confidence::High)
+                .unobserved("which program it is: `bpftool net show`, `bpftool cgroup tree`"),
+        );
+    }
+    let may_be_invalid = trouble.invalid.iter().any(|invalid| invalid.reply == is_answer);
+    if may_be_invalid || !drop.is("NETFILTER_DROP") {
+        return None;
+    }
+    let packet = Packet { endpoint: case.endpoint, ..Packet::of(drop) };
+    let mut finding = packet.finding(case, &format!("a rule drops {whose}"), packet.stops(case).as_ref());
+    if !case.has_hook(Hook::InvalidLog) {
+        finding = finding
+            .unobserved("whether conntrack called the packets invalid (C18b): this trace has no hook there")
+            .related(&[Class::C18b]);
+    }
+    Some(finding)
+}
+
+/// Whether this drop met what an end of an answered connection repeats.
+fn is_of_repeated(flow: &Flow, drop: &Dropped) -> bool {
+    let end = if drop.stage == Stage::Reply { &flow.server } else { &flow.client };
+    let repeats = end.retransmits();
+    let is_by_rule = drop.is("NETFILTER_DROP") || PROGRAMS.iter().any(|(reason, _)| drop.is(reason));
+    is_by_rule && !drop.opening && repeats.is_seen() && drop.occurrences.last >= repeats.first
+}
+
 /// Whether a rule dropped an answer that its conntrack entry would have translated back.
 fn is_answer(drop: &Dropped) -> bool {
     drop.stage == Stage::Reply && drop.is("NETFILTER_DROP") && !drop.unconfirmed
@@ -174,7 +215,9 @@ pub(super) fn is_stopped(flow: &Flow) -> bool {
     let by_rule = |drop: &Dropped| {
         is_without_reason(drop) || drop.is("NETFILTER_DROP") && drop.opening && drop.stage != Stage::Reply
     };
-    (is_failed && drops.iter().any(by_rule)) || ((is_failed || !flow.is_tcp()) && drops.iter().any(is_answer))
+    let is_broken = || drops.iter().any(|drop| is_of_repeated(flow, drop));
+    (is_failed && (drops.iter().any(by_rule) || flow.outcome() == Outcome::Silent && is_broken()))
+        || ((is_failed || !flow.is_tcp()) && drops.iter().any(is_answer))
 }
 
 /// A packet that a rule stopped.

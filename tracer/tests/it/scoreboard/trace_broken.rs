@@ -2,6 +2,7 @@
 
 use viptrace::{
     class::Class,
+    cluster::Via,
     node::ProxyMode,
     sighting::{Conntrack, Fact, Hook, Status, TcpState},
 };
@@ -9,7 +10,7 @@ use viptrace::{
 use super::{
     Iptables, Ipvs, Nftables,
     case::{Group, case, case_in},
-    constructed::{OTHER, Traced, cart, falls_silent, reset_by_client, reset_by_endpoint, world},
+    constructed::{OTHER, Traced, cart, falls_silent, reached_by, reset_by_client, reset_by_endpoint, world},
 };
 use crate::{
     flow_support::{EP, Script, VIP, World, addr},
@@ -163,6 +164,15 @@ fn silent() -> Group<Traced> {
         case(Class::C29, "the endpoint is silent", |mode| {
             Traced::of(world(mode), falls_silent(cart().established(10_000), 20_000))
         }),
+        case(Class::C29, "its client, on another node, is silent", |mode| {
+            let script = cart().confirm(10_000).state(10_002, true, TcpState::SynRecv, TcpState::Established);
+            Traced::of(world(mode), repeats(script, 120))
+        }),
+        case(Class::Ok, "its client outside is silent", |mode| {
+            let script = Script::new("203.0.113.9:40000", "192.168.1.2:30080", Some(EP)).confirm(10_000);
+            let script = script.state(10_002, true, TcpState::SynRecv, TcpState::Established);
+            Traced::of(reached_by(mode, Via::NodePort, "192.168.1.2:30080"), repeats(script, 120))
+        }),
         case(Class::C29, "the entry ended long after the silence began", |mode| {
             let script = falls_silent(cart().established(10_000), 20_000);
             let script = script.delete(120_000, Status::SEEN_REPLY | Status::ASSURED);
@@ -176,6 +186,10 @@ fn silent() -> Group<Traced> {
                 .iter()
                 .fold(cart().established(10_000), |it, ms| it.retransmit(*ms, TcpState::Established));
             Traced::after(leaving(mode, 20_000), script, 1_500)
+        }),
+        case(Class::C30, "a rule that came later drops its segments", |mode| {
+            let script = falls_silent(cart().established(10_000), 20_000);
+            Traced::of(world(mode), in_order(script.drop_later(20_001, "NETFILTER_DROP")))
         }),
         case(Class::C33, "its segments are larger than the path's MTU", |mode| {
             let script = cart().established(10_000).icmp_error(20_000, "10.244.1.1:0", 4);
@@ -241,6 +255,11 @@ fn dropped_by_ipvs() -> Script {
 }
 
 /// The endpoint repeats its first answer, of so many bytes.
+fn in_order(mut script: Script) -> Script {
+    script.out.sort_by_key(|sighting| sighting.time);
+    script
+}
+
 fn repeats(script: Script, bytes: u32) -> Script {
     [20_200, 20_600, 21_400, 23_000, 26_200, 32_600]
         .into_iter()
