@@ -2,6 +2,9 @@
 //!
 //! The names of the fields are a promise (`viptrace schema`): they stay.
 
+#[cfg(test)]
+pub(crate) mod fixture;
+
 use std::{borrow::Cow, fmt, net::SocketAddr, sync::Arc};
 
 use schemars::JsonSchema;

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::{End, Flow, IcmpMeaning, ResetEvent, SocketEnd, Stuck, fold::is_embryo};
+use super::{End, Flow, IcmpMeaning, Occurrences, ResetEvent, SocketEnd, Stuck, fold::is_embryo};
 use crate::{
     net::Protocol,
     sighting::{Status, TcpState},
@@ -143,6 +143,27 @@ impl Flow {
     /// Datagrams whose answer only the end of their entry showed.
     pub(super) fn was_answered_after_all(&self) -> bool {
         !self.is_tcp() && self.was_answered()
+    }
+
+    /// When it broke, if it was answered before: with the first RST, or with the first repetition of what had no answer.
+    pub(crate) fn broke(&self) -> Option<Timestamp> {
+        let ends = [&self.client, &self.server].into_iter();
+        match self.outcome() {
+            Outcome::Silent => ends.filter(|end| end.is_unheard()).filter_map(SocketEnd::unheard_since).min(),
+            Outcome::Reset(_) => {
+                let trouble = self.trouble.as_deref();
+                let by_sockets = ends
+                    .flat_map(|end| [end.reset_sent(), end.reset_received()])
+                    .flatten()
+                    .map(|reset| reset.time);
+                let by_stacks = trouble.into_iter().flat_map(|it| &it.stack_resets);
+                let by_stacks = by_stacks.filter(|reset| !reset.to_syn).map(|reset| reset.occurrences.first);
+                let passing = trouble.into_iter().flat_map(|it| &it.transit_resets);
+                let passing = passing.filter(|reset| !reset.to_syn).map(|reset| reset.occurrences.first);
+                by_sockets.chain(by_stacks).chain(passing).min().or(Some(self.last_seen))
+            }
+            _ => None,
+        }
     }
 
     fn answered_outcome(&self) -> Outcome {
@@ -339,6 +360,13 @@ impl SocketEnd {
                 && self.closed.is_none_or(|closed| {
                     matches!(closed.from, TcpState::Established | TcpState::FinWait1 | TcpState::CloseWait)
                 })
+    }
+
+    /// About when it began to repeat: the intervals double, so that all earlier ones together are as long as the last one.
+    fn unheard_since(&self) -> Option<Timestamp> {
+        let trouble = self.trouble.as_ref()?;
+        let Occurrences { first, last, .. } = trouble.retransmits;
+        Some(first.max(last.saturating_sub(trouble.last_gap * 2)))
     }
 
     /// Whether it reset the connection while its data had no answer: its application, or its kernel, did not wait longer.

@@ -4,6 +4,7 @@
 //! failure, what changed before, who was hit, when it ended. Must not judge: the verdicts are those of `session`.
 
 mod absence;
+mod chapter;
 pub mod clock;
 mod pathfinder;
 mod rate;
@@ -11,10 +12,11 @@ mod story;
 mod timeline;
 mod trail;
 
+pub(crate) use chapter::APART;
+pub use chapter::{Bout, Change, Chapter, Names};
 pub use pathfinder::{Found, Pathfinder};
 pub use rate::{Rate, Span};
-pub(crate) use story::APART;
-pub use story::{Beside, Bout, Change, Chapter, Ended, Names, Story};
+pub use story::{Beside, Ended, Story};
 pub use timeline::{Moment, Timeline, Track};
 pub(crate) use trail::complete;
 pub use trail::{RulesThen, Trail, TrailStep, Way};

@@ -52,6 +52,20 @@ impl Rate {
         }
     }
 
+    /// Takes back a flow that was counted at the first of these times at which there is one.
+    pub(super) fn take_back(&mut self, times: impl IntoIterator<Item = Option<Timestamp>>, failed: bool) {
+        for time in times.into_iter().flatten() {
+            let number = (time.as_unix_ns() / self.span_ns).checked_sub(self.first);
+            let span = number.and_then(|number| self.spans.get_mut(usize::try_from(number).ok()?));
+            let Some(span) = span else { continue };
+            let count = if failed { &mut span.failed } else { &mut span.others };
+            if *count > 0 {
+                *count -= 1;
+                return;
+            }
+        }
+    }
+
     fn reach(&mut self, first: u64, last: u64) {
         let before = usize::try_from(self.first - first).unwrap_or_default();
         self.spans.splice(0..0, std::iter::repeat_n(Span::default(), before));

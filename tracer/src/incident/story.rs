@@ -1,48 +1,35 @@
 //! What happened: the causes with their beginning and end, who was hit, and what changed around them.
 //!
-//! Takes the judgements of a [`Timeline`](super::Timeline) in the order of time. Owns when a failure counts as over, the
-//! counts by client, endpoint and node, and the rate over time, all bounded. Must not judge: the causes and their order
-//! are those of the verdicts, and a change before a failure is a correlation.
+//! Takes the judgements of a [`Timeline`](super::Timeline) in the order of time. Owns when a failure counts as over and the
+//! rate over time, all bounded; a [`Chapter`] has one cause. Must not judge: the causes and their order are those of the
+//! verdicts, and a change before a failure is a correlation.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use serde::Serialize;
 
-use super::{rate::Rate, timeline::Timeline};
+use super::{
+    chapter::{Chapter, failed_at},
+    rate::Rate,
+    timeline::Timeline,
+};
 use crate::{
     class::{Class, Kind},
     session::{Folded, Judged, Pipeline, Summary},
     time::Timestamp,
-    verdict::{NearbyChange, ServiceRef, Verdict},
+    verdict::ServiceRef,
 };
+#[cfg(test)]
+use crate::{incident::Change, verdict::Verdict};
 
 /// The most causes told apart; flows of others are counted only.
 const MAX_CHAPTERS: usize = 256;
-/// The most clients, endpoints or nodes counted apart for one cause.
-const MAX_NAMES: usize = 256;
-/// The most changes kept of one cause.
-const MAX_CHANGES: usize = 64;
 /// The most Services whose rate is kept.
 const MAX_RATES: usize = 1024;
-/// The most failed flows whose verdicts a story keeps, of one cause and of all, each a few KiB.
-const MAX_RECORDS_OF_ONE: usize = 200;
+/// The most failed flows whose verdicts a story keeps.
 const MAX_RECORDS: usize = 2_000;
-/// How far before the first failure changes are listed.
-pub(crate) const BEFORE: Duration = Duration::from_hours(1);
-/// How long after the last failure changes are listed: what ended it may be noticed late.
-const AFTER: Duration = Duration::from_secs(30);
 /// A failure is over if the Service was observed for at least so long after the last failed flow.
 const QUIET: Duration = Duration::from_secs(30);
-/// Failed flows that are farther apart are of different bouts: a fault that hits one connection of many, at a Service with
-/// little traffic, shows itself more often.
-pub(crate) const APART: Duration = Duration::from_mins(10);
-/// The most bouts of one cause; later flows belong to the last one.
-const MAX_BOUTS: usize = 64;
-/// The changes of different nodes that are one, if they are no farther apart.
-const SAME: Duration = Duration::from_secs(15);
-
-/// The subjects of a change that each node has for itself (`verdict::NearbyChange::subject`).
-const OF_NODE: [&str; 4] = ["this node", "kube-proxy", "API server", "viptrace"];
 
 /// The story so far.
 #[derive(Debug, Default)]
@@ -55,78 +42,6 @@ pub struct Story {
     answered: BTreeMap<ServiceRef, Timestamp>,
     /// How many more verdicts of failed flows it keeps.
     room: usize,
-}
-
-/// One cause at one Service port.
-#[derive(Clone, Debug)]
-pub struct Chapter {
-    /// The first verdict with it.
-    pub first: Box<Verdict>,
-    /// The most certain one.
-    pub verdict: Box<Verdict>,
-    /// Flows whose last verdict it is.
-    pub flows: u64,
-    /// The times in which they failed, in their order, at least [`APART`] from each other.
-    bouts: Vec<Bout>,
-    /// The last failed flow.
-    pub last: Timestamp,
-    /// The first flow of the Service that was answered after it.
-    pub answered: Option<Timestamp>,
-    pub clients: Names,
-    pub endpoints: Names,
-    pub nodes: Names,
-    /// The verdicts of the first of its flows, if the story keeps them; in the order in which they were judged.
-    pub records: Vec<Verdict>,
-    /// In the order of time.
-    pub changes: Vec<Change>,
-    /// Until when `changes` is complete.
-    changes_until: Timestamp,
-}
-
-/// Failed flows of one cause without a long pause between them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bout {
-    pub first: Timestamp,
-    pub last: Timestamp,
-    pub flows: u64,
-}
-
-/// A change with the node that noticed it, if it concerns that node only.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Change {
-    pub node: Option<String>,
-    #[serde(flatten)]
-    pub change: NearbyChange,
-}
-
-/// Names with counts.
-#[derive(Clone, Debug, Default)]
-pub struct Names {
-    counts: BTreeMap<String, u64>,
-    /// Flows of further names.
-    others: u64,
-}
-
-impl Names {
-    fn add(&mut self, name: String) {
-        if self.counts.len() < MAX_NAMES || self.counts.contains_key(&name) {
-            *self.counts.entry(name).or_default() += 1;
-        } else {
-            self.others += 1;
-        }
-    }
-
-    /// The most frequent first.
-    pub fn by_count(&self) -> Vec<(&str, u64)> {
-        let mut all: Vec<_> = self.counts.iter().map(|(name, count)| (name.as_str(), *count)).collect();
-        all.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(b.0)));
-        all
-    }
-
-    /// Flows of names beyond those counted apart.
-    pub fn others(&self) -> u64 {
-        self.others
-    }
 }
 
 /// A trace beside the story: its objects and changes, and both clocks.
@@ -142,11 +57,15 @@ pub struct Beside<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ended {
-    /// The Service answered this flow and failed none after it.
+    /// The Service answered this flow, the first after the last failed one, and failed none after it.
     Answered(Timestamp),
+    /// The same, and later flows of the Service failed for other causes.
+    OthersFailed(Timestamp),
+    /// The Service answered this flow, the last that was observed, too soon after the last failed one to tell.
+    Quiet(Timestamp),
     /// The recording ends too soon after the last failed flow to tell.
     Open,
-    /// No later flow of the Service was observed.
+    /// No later flow of the Service was answered.
     NoFlow,
 }
 
@@ -159,7 +78,7 @@ impl Story {
     /// Takes one judged flow of a trace.
     pub fn add(&mut self, judged: &Judged, beside: Beside<'_>) {
         let Some(chapter) = self.count(judged) else { return };
-        if chapter.flows == 1 || judged.verdict.time > chapter.changes_until {
+        if chapter.lacks_changes(judged.verdict.time) {
             chapter.note_changes(beside);
         }
     }
@@ -167,14 +86,21 @@ impl Story {
     /// Takes the part of a judged flow that concerns its Service: it shows when a failure ended, also if its class is not wanted.
     pub fn note(&mut self, judged: &Judged) {
         let verdict = &judged.verdict;
-        if let Some(before) = judged.before.as_ref().filter(|before| before.has_failed)
-            && let Some(chapter) = self.chapters.get_mut(&(before.class, before.service.clone()))
-        {
-            self.room += chapter.forget(verdict);
+        if let Some(before) = &judged.before {
+            if before.has_failed
+                && let Some(chapter) = self.chapters.get_mut(&(before.class, before.service.clone()))
+            {
+                self.room += chapter.take_back(judged);
+            }
+            if let Some(rate) = before.service.as_ref().and_then(|service| self.rates.get_mut(service)) {
+                rate.take_back([judged.broke, Some(verdict.flow.started)], before.has_failed);
+            }
         }
         if let Some(service) = &verdict.service {
-            self.rate(service, verdict.flow.started, 1, verdict.has_failed());
-            if verdict.class.kind() == Kind::Ok {
+            let has_failed = verdict.has_failed();
+            let time = if has_failed { failed_at(judged) } else { verdict.flow.started };
+            self.rate(service, time, 1, has_failed);
+            if verdict.class.kind() == Kind::Ok || judged.was_answered && !has_failed {
                 self.was_answered(service, verdict.flow.started);
             }
         }
@@ -185,8 +111,7 @@ impl Story {
     pub(crate) fn of(verdicts: impl IntoIterator<Item = Verdict>, changes: &[Change]) -> Self {
         let mut story = Self::with_records();
         for verdict in verdicts {
-            let last_seen = verdict.time;
-            let judged = Judged { verdict, before: None, connect_time: None, last_seen };
+            let judged = Judged::of(verdict);
             if let Some(chapter) = story.count(&judged) {
                 chapter.changes = changes.to_vec();
             }
@@ -206,11 +131,9 @@ impl Story {
             self.left_out += 1;
             return None;
         }
-        let chapter = self.chapters.entry(key).or_insert_with(|| Chapter::new(verdict));
-        chapter.add(verdict);
-        if self.room > 0 && chapter.records.len() < MAX_RECORDS_OF_ONE {
+        let chapter = self.chapters.entry(key).or_insert_with(|| Chapter::new(judged));
+        if chapter.add(judged, self.room > 0) {
             self.room -= 1;
-            chapter.records.push(verdict.clone());
         }
         Some(chapter)
     }
@@ -234,14 +157,18 @@ impl Story {
 
     /// The causes in the order in which to examine them, without those that later verdicts replaced.
     pub fn chapters(&self) -> Vec<&Chapter> {
-        let mut all: Vec<_> = self.chapters.values().filter(|chapter| chapter.flows > 0).collect();
+        let mut all: Vec<_> = self.known().collect();
         all.sort_by(|a, b| {
             Summary::rank(&a.verdict)
                 .cmp(&Summary::rank(&b.verdict))
                 .then_with(|| b.flows.cmp(&a.flows))
-                .then_with(|| a.first.flow.started.cmp(&b.first.flow.started))
+                .then_with(|| a.began().cmp(&b.began()))
         });
         all
+    }
+
+    fn known(&self) -> impl Iterator<Item = &Chapter> {
+        self.chapters.values().filter(|chapter| chapter.flows > 0)
     }
 
     /// The rate of a Service's flows.
@@ -251,11 +178,21 @@ impl Story {
 
     /// When the chapter's failures ended, in a recording that ends at `end`.
     pub fn ended(&self, chapter: &Chapter, end: Timestamp) -> Ended {
-        let latest = chapter.verdict.service.as_ref().and_then(|service| self.answered.get(service));
+        let service = chapter.verdict.service.as_ref();
+        let latest = service.and_then(|service| self.answered.get(service));
+        let last = chapter.last();
         match (chapter.answered, latest) {
-            (Some(first), Some(latest)) if latest.since(chapter.last) >= QUIET => Ended::Answered(first),
-            (None, _) if end.since(chapter.last) >= QUIET => Ended::NoFlow,
-            _ => Ended::Open,
+            (Some(first), Some(latest)) if latest.since(last) >= QUIET => {
+                let mut others = self.known().filter(|other| other.verdict.service.as_ref() == service);
+                if others.any(|other| other.last() > first) {
+                    Ended::OthersFailed(first)
+                } else {
+                    Ended::Answered(first)
+                }
+            }
+            _ if end.since(last) < QUIET => Ended::Open,
+            (Some(_), Some(latest)) => Ended::Quiet(*latest),
+            _ => Ended::NoFlow,
         }
     }
 
@@ -272,139 +209,109 @@ impl Story {
             *latest = time.max(*latest);
         }
         for chapter in self.chapters.values_mut() {
-            if chapter.verdict.service.as_ref() == Some(service) && time > chapter.last {
+            if chapter.verdict.service.as_ref() == Some(service) && time > chapter.last() {
                 chapter.answered.get_or_insert(time);
             }
         }
     }
 }
 
-impl Chapter {
-    fn new(verdict: &Verdict) -> Self {
-        Self {
-            first: Box::new(verdict.clone()),
-            verdict: Box::new(verdict.clone()),
-            flows: 0,
-            bouts: Vec::new(),
-            last: verdict.flow.started,
-            answered: None,
-            clients: Names::default(),
-            endpoints: Names::default(),
-            nodes: Names::default(),
-            records: Vec::new(),
-            changes: Vec::new(),
-            changes_until: Timestamp::MIN,
-        }
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::verdict::fixture::{fault, ok};
+
+    fn after(seconds: u64) -> Timestamp {
+        fault().flow.started.saturating_add(Duration::from_secs(seconds))
     }
 
-    fn add(&mut self, verdict: &Verdict) {
-        self.flows += 1;
-        let weight = |verdict: &Verdict| (verdict.confidence, verdict.severity);
-        if weight(verdict) > weight(&self.verdict) {
-            *self.verdict = verdict.clone();
-        }
-        let flow = &verdict.flow;
-        self.add_to_bouts(flow.started);
-        if flow.started < self.first.flow.started {
-            *self.first = verdict.clone();
-        }
-        if flow.started >= self.last {
-            self.last = flow.started;
-            self.answered = self.answered.filter(|answered| *answered > self.last);
-        }
-        self.clients.add(flow.client_pod.clone().unwrap_or_else(|| flow.client.ip().to_string()));
-        if let Some(endpoint) = flow.endpoint {
-            let pod = flow.endpoint_pod.as_ref().map(|pod| format!(" {pod}")).unwrap_or_default();
-            self.endpoints.add(format!("{endpoint}{pod}"));
-        }
-        self.nodes.extend(flow.node.clone());
+    /// A failed flow, of this port of the client, that began then.
+    fn failed(port: u16, seconds: u64) -> Judged {
+        let mut verdict = fault();
+        verdict.flow.client.set_port(port);
+        (verdict.flow.started, verdict.time) = (after(seconds), after(seconds + 3));
+        Judged::of(verdict)
     }
 
-    /// The times in which its flows failed: several if there were long pauses.
-    pub fn bouts(&self) -> impl Iterator<Item = Bout> {
-        self.bouts.iter().copied().filter(|bout| bout.flows > 0)
+    fn answered(seconds: u64) -> Judged {
+        let mut verdict = ok(1);
+        (verdict.flow.started, verdict.service) = (after(seconds), fault().service);
+        Judged { was_answered: true, ..Judged::of(verdict) }
     }
 
-    fn add_to_bouts(&mut self, started: Timestamp) {
-        let at = self.bouts.partition_point(|bout| bout.first <= started);
-        self.bouts.insert(at, Bout { first: started, last: started, flows: 1 });
-        let mut room = MAX_BOUTS;
-        self.bouts.dedup_by(|later, earlier| {
-            let is_one = later.first.since(earlier.last) < APART || room <= 1;
-            if is_one {
-                earlier.last = earlier.last.max(later.last);
-                earlier.flows += later.flows;
-            } else {
-                room -= 1;
-            }
-            is_one
-        });
-    }
-
-    /// Forgets a flow that has a later verdict, and its record. Returns the number of records less.
-    fn forget(&mut self, later: &Verdict) -> usize {
-        self.flows = self.flows.saturating_sub(1);
-        let at = self.bouts.partition_point(|bout| bout.first <= later.flow.started);
-        if let Some(bout) = at.checked_sub(1).and_then(|at| self.bouts.get_mut(at)) {
-            bout.flows = bout.flows.saturating_sub(1);
+    /// The story of these flows, and its only chapter of the fixture's class.
+    fn story(flows: &[Judged]) -> (Story, Chapter) {
+        let mut story = Story::with_records();
+        for judged in flows {
+            story.count(judged);
         }
-        let before = self.records.len();
-        let flow = |verdict: &Verdict| {
-            let flow = &verdict.flow;
-            (flow.protocol.clone(), flow.client, flow.vip, flow.started)
+        let class = fault().class;
+        let of_class: Vec<Chapter> =
+            story.chapters().into_iter().filter(|it| it.verdict.class == class).cloned().collect();
+        let [chapter] = of_class.as_slice() else { panic!("{of_class:#?}") };
+        (story, chapter.clone())
+    }
+
+    #[test]
+    fn a_connection_that_breaks_fails_when_it_breaks() {
+        let broken = |port, broke| Judged { broke: Some(after(broke)), ..failed(port, 0) };
+        let (story, chapter) = story(&[broken(1, 10_800), answered(3_600), broken(2, 10_860)]);
+        assert_eq!((chapter.began(), chapter.last()), (after(10_800), after(10_860)));
+        assert_eq!(chapter.bouts().map(|bout| bout.first).collect::<Vec<_>>(), [after(10_800)]);
+        assert_eq!(story.ended(&chapter, after(20_000)), Ended::NoFlow, "the answer was before");
+        let failing: Vec<_> = story
+            .rate_of(fault().service.as_ref().unwrap())
+            .unwrap()
+            .spans()
+            .filter(|(_, span)| span.failed > 0)
+            .collect();
+        assert!(failing.iter().all(|(time, _)| *time >= after(10_000)), "{failing:?}");
+    }
+
+    #[test]
+    fn the_end_of_a_failure_claims_what_was_observed() {
+        let end = |flows: &[Judged], end| {
+            let (story, chapter) = story(flows);
+            story.ended(&chapter, after(end))
         };
-        self.records.retain(|record| flow(record) != flow(later));
-        before - self.records.len()
+        let others = |seconds| {
+            let mut judged = failed(9, seconds);
+            judged.verdict.class = Class::C29;
+            judged
+        };
+        assert_eq!(end(&[failed(1, 0), answered(40)], 50), Ended::Answered(after(40)));
+        assert_eq!(end(&[failed(1, 0), answered(20)], 25), Ended::Open);
+        assert_eq!(end(&[failed(1, 0), answered(20)], 1_800), Ended::Quiet(after(20)), "no traffic since");
+        assert_eq!(end(&[failed(1, 0), answered(40), others(300)], 400), Ended::OthersFailed(after(40)));
+        assert_eq!(end(&[failed(1, 0), others(10), answered(40)], 400), Ended::Answered(after(40)));
+        assert_eq!(end(&[failed(1, 0)], 400), Ended::NoFlow);
+        // A client's own abort of an answered connection shows that the Service answers.
+        let mut aborted = answered(40);
+        aborted.verdict.class = Class::N4;
+        assert_eq!(end(&[failed(1, 0), aborted], 50), Ended::Answered(after(40)));
     }
 
-    /// Takes the changes from [`BEFORE`] the first failure to [`AFTER`] the last one.
-    fn note_changes(&mut self, Beside { pipeline, timeline, track }: Beside<'_>) {
-        let began = self.first.flow.started;
-        let end = self.last.saturating_add(AFTER);
-        let node = pipeline.settings().node_name.clone();
-        let mut first = Verdict::clone(&self.first);
-        first.map_times(|time| timeline.own(track, time));
-        for mut change in pipeline.changes_concerning(&first) {
-            change.time = timeline.common(track, change.time);
-            change.after = change.after.map(|after| timeline.common(track, after));
-            if change.time.saturating_add(BEFORE) < began || change.after.unwrap_or(change.time) > end {
-                continue;
-            }
-            change.seconds_before = seconds(change.time, began);
-            let node = node.clone().filter(|_| OF_NODE.contains(&&*change.subject));
-            let change = Change { node, change };
-            if !self.changes.iter().any(|known| known.is_same(&change)) {
-                self.changes.push(change);
-            }
-        }
-        self.changes_until = end;
-        self.changes.sort_by_key(|change| change.change.time);
-        let excess = self.changes.len().saturating_sub(MAX_CHANGES);
-        self.changes.drain(..excess);
+    #[test]
+    fn a_flow_with_a_later_verdict_is_taken_back() {
+        let recovered = || {
+            let mut judged = answered(0);
+            judged.verdict.flow = failed(1, 0).verdict.flow;
+            judged.verdict.flow.client_pod = Some("shop/patient".into());
+            judged.before = Some(Arc::new(failed(1, 0).verdict.key()));
+            judged
+        };
+        let mut first = failed(1, 0);
+        first.verdict.flow.client_pod = Some("shop/patient".into());
+        let (story, chapter) = story(&[first, failed(2, 60), recovered()]);
+        assert_eq!((chapter.flows, chapter.began(), chapter.last()), (1, after(60), after(60)));
+        assert_eq!(chapter.first().flow.client.port(), 2);
+        assert_eq!(chapter.verdict.flow.client.port(), 2);
+        assert!(!chapter.clients.by_count().iter().any(|(name, _)| *name == "shop/patient"));
+        let rate = story.rate_of(fault().service.as_ref().unwrap()).unwrap();
+        let counts: Vec<_> = rate.spans().map(|(_, span)| (span.failed, span.others)).collect();
+        let total = counts.iter().fold((0, 0), |sum, it| (sum.0 + it.0, sum.1 + it.1));
+        assert_eq!(total, (1, 1), "{counts:?}");
     }
-}
-
-impl Extend<String> for Names {
-    fn extend<T: IntoIterator<Item = String>>(&mut self, names: T) {
-        names.into_iter().for_each(|name| self.add(name));
-    }
-}
-
-impl Change {
-    /// Whether two nodes noticed one change.
-    fn is_same(&self, other: &Self) -> bool {
-        let (one, two) = (&self.change, &other.change);
-        let apart = one.time.since(two.time).max(two.time.since(one.time));
-        self.node == other.node && one.kind == two.kind && one.text == two.text && apart <= SAME
-    }
-}
-
-/// Seconds from a change to a failure, to the millisecond; negative if the change came later.
-fn seconds(change: Timestamp, failure: Timestamp) -> f64 {
-    let seconds = if change > failure {
-        -change.since(failure).as_secs_f64()
-    } else {
-        failure.since(change).as_secs_f64()
-    };
-    (seconds * 1e3).round() / 1e3
 }

@@ -99,7 +99,7 @@ impl Page<'_> {
         }
         html.block("dl", &[("class", &"facts")], |html| {
             if let Some(first) = self.chapters.first() {
-                fact(html, "First failed flow", &first.first.flow.started.beside(self.ending.started));
+                fact(html, "First failed flow", &first.began().beside(self.ending.started));
                 fact(html, "Last failed flow", &outline::last(first, self.ending));
                 fact(html, "Ended", &outline::ended(self.story, first, self.ending));
                 let rate = first.verdict.service.as_ref().and_then(|service| self.story.rate_of(service));
@@ -178,7 +178,7 @@ impl Page<'_> {
                         let service = outline::service(chapter.verdict.service.as_ref());
                         html.leaf("td", &[("class", &"number")], chapter.flows);
                         html.leaf("td", &[], service.as_deref().unwrap_or("-"));
-                        for at in [chapter.first.flow.started, chapter.last] {
+                        for at in [chapter.began(), chapter.last()] {
                             html.element("td", &[], |html| time(html, at, self.ending.started));
                         }
                         html.leaf("td", &[("class", &"long")], detail(&chapter.verdict.root_cause));

@@ -50,8 +50,8 @@ pub(super) fn service(service: Option<&ServiceRef>) -> Option<String> {
 
 /// The time of the last failed flow, and how long after the first it came.
 pub(super) fn last(chapter: &Chapter, ending: &Ending) -> String {
-    let lasted = chapter.last.since(chapter.first.flow.started);
-    format!("{}, {} later", chapter.last.beside(ending.started), length(lasted))
+    let lasted = chapter.last().since(chapter.began());
+    format!("{}, {} later", chapter.last().beside(ending.started), length(lasted))
 }
 
 /// The times in which flows failed, if there were long pauses between them: `2, at least 10 min apart: …`.
@@ -95,11 +95,19 @@ pub(super) fn ended(story: &Story, chapter: &Chapter, ending: &Ending) -> String
         Ended::Answered(time) => {
             format!("the flow at {} was answered, and none failed after it", time.beside(ending.started))
         }
+        Ended::OthersFailed(time) => {
+            let time = time.beside(ending.started);
+            format!("the flow at {time} was answered; flows of the Service failed after it for other causes")
+        }
+        Ended::Quiet(time) => {
+            let time = time.beside(ending.started);
+            format!("perhaps: the flow at {time} was answered, and no later one of the Service was observed")
+        }
         Ended::Open => "not in this recording: flows failed until shortly before its end".to_owned(),
         Ended::NoFlow if ending.selected.is_some() => {
-            "unknown: no later flow of the Service was observed among the selected ones".to_owned()
+            "unknown: no later flow of the Service was answered among the selected ones".to_owned()
         }
-        Ended::NoFlow => "unknown: no later flow of the Service was observed".to_owned(),
+        Ended::NoFlow => "unknown: no later flow of the Service was answered".to_owned(),
     }
 }
 
@@ -113,7 +121,7 @@ pub(super) fn failed(rate: &Rate) -> String {
 /// The changes before the first failure by their windows, in each the nearest first; and those after it, in the order of
 /// time.
 pub(super) fn changes(chapter: &Chapter) -> (Vec<(&'static str, Vec<&Change>)>, Vec<&Change>) {
-    let began = chapter.first.flow.started;
+    let began = chapter.began();
     let (before, during): (Vec<&Change>, Vec<&Change>) =
         chapter.changes.iter().partition(|it| it.change.time <= began);
     let mut from = Duration::ZERO;
@@ -134,15 +142,15 @@ pub(super) fn changes(chapter: &Chapter) -> (Vec<(&'static str, Vec<&Change>)>, 
 
 /// A change with its distance from the first or the last failed flow.
 pub(super) fn change(change: &Change, chapter: &Chapter) -> String {
-    let began = chapter.first.flow.started;
+    let began = chapter.began();
     let text = change_alone(change);
     let change = &change.change;
     let when = if let Some(after) = change.after {
         format!("between {} and {}", after.beside(began), change.time.beside(began))
     } else if change.time <= began {
         format!("{} before", length(began.since(change.time)))
-    } else if change.time > chapter.last {
-        format!("{} after the last failed flow", length(change.time.since(chapter.last)))
+    } else if change.time > chapter.last() {
+        format!("{} after the last failed flow", length(change.time.since(chapter.last())))
     } else {
         format!("{} after the first failed flow", length(change.time.since(began)))
     };

@@ -54,7 +54,7 @@ pub fn render(story: &Story, nodes: &[String], ending: &Ending, paint: Paint) ->
 }
 
 fn what_happened(out: &mut String, paint: Paint, story: &Story, chapter: &Chapter, ending: &Ending) {
-    let (verdict, first) = (&chapter.verdict, &chapter.first.flow);
+    let (verdict, first) = (&chapter.verdict, &chapter.first().flow);
     heading(out, paint, outline::WHAT_HAPPENED);
     let title = outline::title(verdict.class);
     let service = outline::service(verdict.service.as_ref()).map_or_else(String::new, |it| format!("  {it}"));
@@ -74,7 +74,7 @@ fn what_happened(out: &mut String, paint: Paint, story: &Story, chapter: &Chapte
     let vip = first.vip.map(|vip| vip.to_string());
     let way: Vec<String> = [client].into_iter().chain(vip).chain(endpoint).collect();
     let node = first.node.as_deref().map_or_else(String::new, |node| format!(" on {}", safe(node)));
-    line(out, &format!("first   {}{node}: {}", first.started.beside(ending.started), way.join(" -> ")));
+    line(out, &format!("first   {}{node}: {}", chapter.began().beside(ending.started), way.join(" -> ")));
     line(out, &format!("last    {}", outline::last(chapter, ending)));
     if let Some(bouts) = outline::bouts(chapter, ending) {
         line(out, &format!("bouts   {bouts}"));
@@ -220,8 +220,8 @@ fn others_too(out: &mut String, paint: Paint, story: &Story, others: &[&Chapter]
                 chapter.flows,
                 chapter.verdict.class,
                 safe(&service),
-                chapter.first.flow.started.beside(ending.started),
-                chapter.last.beside(ending.started),
+                chapter.began().beside(ending.started),
+                chapter.last().beside(ending.started),
                 detail(&chapter.verdict.root_cause)
             ),
         );

@@ -212,7 +212,14 @@ impl Pipeline {
             debug_assert_eq!(outline, Outline::of(&verdict), "without words it is another verdict");
             self.causes.keep(outline, &verdict);
         }
-        Some(Judged { verdict, before, connect_time: flow.connect_time(), last_seen: flow.last_seen })
+        Some(Judged {
+            verdict,
+            before,
+            connect_time: flow.connect_time(),
+            last_seen: flow.last_seen,
+            broke: flow.broke(),
+            was_answered: flow.was_answered(),
+        })
     }
 
     /// The key under which the flow stays counted, if its verdict is equal to its earlier one, or is counted now, if it has

@@ -103,6 +103,12 @@ pub struct Judged {
     /// The time of the flow's last sighting so far. The verdict's own time may be much later, if many flows waited for theirs.
     #[serde(default)]
     pub last_seen: Timestamp,
+    /// When it broke, if it was answered before. `None` if it did not break, or was never answered.
+    #[serde(default)]
+    pub broke: Option<Timestamp>,
+    /// Whether an observation shows that it was answered.
+    #[serde(default)]
+    pub was_answered: bool,
 }
 
 /// The results of one step.
@@ -121,12 +127,21 @@ pub struct Judgements {
     pub crossings: Vec<Crossing>,
 }
 
+impl Judged {
+    /// A verdict without the further facts.
+    pub fn of(verdict: Verdict) -> Self {
+        let last_seen = verdict.time;
+        Self { verdict, before: None, connect_time: None, last_seen, broke: None, was_answered: false }
+    }
+}
+
 impl Judgements {
     /// Brings every time in them to another clock.
     pub(crate) fn map_times(&mut self, to: impl Fn(Timestamp) -> Timestamp) {
         for judged in &mut self.judged {
             judged.verdict.map_times(&to);
             judged.last_seen = to(judged.last_seen);
+            judged.broke = judged.broke.map(&to);
         }
         for folded in &mut self.folded {
             Arc::make_mut(&mut folded.verdict).map_times(&to);

@@ -619,10 +619,8 @@ fn hostile_names_reach_no_terminal_and_no_shell() {
 fn the_summary_ranks_causes() {
     let mut summary = Summary::default();
     let judged = |verdict: &Verdict, before: Option<&Verdict>| Judged {
-        verdict: verdict.clone(),
         before: before.map(|before| Arc::new(before.key())),
-        connect_time: None,
-        last_seen: verdict.time,
+        ..Judged::of(verdict.clone())
     };
     let refused = World::new().verdict(to_cart().refused(10_000), 20_000);
     for _ in 0..5 {

@@ -334,9 +334,7 @@ impl<'s> Traces<'s> {
             }
             Event::Verdict(verdict) => {
                 self.grow(&verdict);
-                let last_seen = verdict.time;
-                let judged = Judged { verdict: *verdict, before: None, connect_time: None, last_seen };
-                results.judged(name, judged)?;
+                results.judged(name, Judged::of(*verdict))?;
             }
             Event::Over(done) => {
                 node.is_over = true;

@@ -24,7 +24,7 @@ pub(super) fn write(html: &mut Html, page: Page<'_>, number: usize, chapter: &Ch
         html.leaf("h3", &[], outline::WHAT_HAPPENED);
         html.leaf("p", &[("class", &"cause")], detail(&verdict.root_cause));
         happened(html, page, chapter);
-        way::write(html, &chapter.first, chapter.verdict.domain);
+        way::write(html, chapter.first(), chapter.verdict.domain);
         html.leaf("h4", &[], "Evidence");
         evidence(html, page, &verdict.evidence);
 
@@ -60,7 +60,7 @@ fn happened(html: &mut Html, page: Page<'_>, chapter: &Chapter) {
         fact(html, "Confidence", &verdict.confidence.to_string());
         fact(html, "Severity", &verdict.severity.to_string());
         fact(html, "Failed flows", &chapter.flows.to_string());
-        fact(html, "First", &chapter.first.flow.started.beside(page.ending.started));
+        fact(html, "First", &chapter.began().beside(page.ending.started));
         fact(html, "Last", &outline::last(chapter, page.ending));
         if let Some(bouts) = outline::bouts(chapter, page.ending) {
             fact(html, "Bouts", &bouts);

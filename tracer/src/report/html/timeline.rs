@@ -88,8 +88,8 @@ impl Axis {
     fn of(page: Page<'_>) -> Self {
         let mut axis = Self { from: page.ending.started, to: page.ending.ended };
         for chapter in page.chapters {
-            axis.from = axis.from.min(chapter.first.flow.started);
-            axis.to = axis.to.max(chapter.last);
+            axis.from = axis.from.min(chapter.began());
+            axis.to = axis.to.max(chapter.last());
         }
         axis
     }
