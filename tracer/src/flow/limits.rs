@@ -21,6 +21,9 @@ pub struct Limits {
     /// How long a datagram flow stays unobserved before its entry is reread and the flow is handed out: longer than a
     /// resolver's timeout (resolv.conf(5)), shorter than conntrack's timeout of one-way UDP (30 s).
     pub silence: Duration,
+    /// How old an unanswered UDP flow is at the last reading of its entry before the flow is handed out: a resolver whose
+    /// upstream is silent answers after six seconds (the `forward` plugin of `CoreDNS`: five, and a last attempt).
+    pub last_reading: Duration,
     /// How long a flow that was handed out is kept for late evidence.
     pub linger: Duration,
     /// The same for an unanswered flow: the client retransmits its SYN for about 130 s.
@@ -63,6 +66,7 @@ impl Default for Limits {
             settle: Duration::from_millis(200),
             answer: Duration::from_secs(4),
             silence: Duration::from_secs(5),
+            last_reading: Duration::from_secs(8),
             linger: Duration::from_secs(3),
             unanswered: Duration::from_secs(135),
             // The kernel's defaults (nf_conntrack_proto_tcp.c and nf_conntrack_proto_udp.c, Linux 6.12).

@@ -276,8 +276,9 @@ impl Flow {
                     error.about_request && error.meaning == meaning && stands(error.occurrences.last)
                 })
             };
-            if !self.is_tcp() && reported(IcmpMeaning::NothingListens) {
-                return Outcome::Refused;
+            // A kernel answers a SYN to a closed port by a RST: port unreachable comes from a rule on the way.
+            if reported(IcmpMeaning::NothingListens) {
+                return if self.is_tcp() { Outcome::Unreachable } else { Outcome::Refused };
             }
             if on_the_way().any(|drop| NO_WAY.iter().any(|reason| drop.is(reason))) {
                 return Outcome::Unreachable;

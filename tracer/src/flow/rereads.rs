@@ -3,8 +3,9 @@
 //! Owns the list of these entries and folds the results. The caller reads the kernel's memory. No hook observes the
 //! answer to a datagram, but `IPS_SEEN_REPLY` in its conntrack entry records it.
 
-use super::{Ended, FlowTable, Outcome, Reread, fold::Place, slots::Queue};
+use super::{Ended, Flow, FlowTable, Outcome, Reread, fold::Place, slots::Queue};
 use crate::{
+    net::Protocol,
     sighting::{Conntrack, EntryNote, Status},
     time::Timestamp,
 };
@@ -79,12 +80,20 @@ impl FlowTable {
             Reread::Datagrams => outcome == Outcome::Pending,
             Reread::All => outcome == Outcome::Pending && !flow.client.is_seen() && !flow.server.is_seen(),
         };
-        let is_known = flow.handed.is_some() || flow.deleted.is_some() || flow.reread.is_some();
+        let is_read = flow.reread.is_some_and(|last| !self.may_answer_yet(flow, last));
+        let is_known = flow.handed.is_some() || flow.deleted.is_some() || is_read;
         if !is_wanted || is_known {
             return None;
         }
         let decision = flow.decision(None)?;
         (decision.confirmed.is_some() && decision.ct.id != 0).then_some(decision.ct.id)
+    }
+
+    /// Whether an answer may still come after this reading of a datagram's entry.
+    fn may_answer_yet(&self, flow: &Flow, last: Ended) -> bool {
+        flow.orig.protocol == Protocol::UDP
+            && !last.status.has(Status::SEEN_REPLY)
+            && last.time < flow.first_seen.saturating_add(self.limits.last_reading)
     }
 
     /// Folds the later state of an entry. Another entry at the same address, and the entry of an evicted flow, change
@@ -99,8 +108,15 @@ impl FlowTable {
         if !same || !ct.status.has(Status::CONFIRMED) {
             return None;
         }
-        flow.reread = Some(Ended { time: place.time, status: ct.status, deleted_by: None });
+        let last = Ended { time: place.time, status: ct.status, deleted_by: None };
+        flow.reread = Some(last);
+        let until = flow.first_seen.saturating_add(self.limits.last_reading);
         if self.slots.queue_of(index) == Some(Queue::Rereading) {
+            if self.slots.get(index).is_some_and(|flow| self.may_answer_yet(flow, last)) {
+                self.slots.enqueue(index, Queue::Datagram, until);
+                // Its queue stays: this reading is no event of the flow.
+                return None;
+            }
             self.settle_now(index, place.time);
         }
         Some(index)

@@ -152,14 +152,17 @@ impl Chapter {
     }
 
     /// The names of those that a flow hit.
-    fn name(&mut self, flow: &FlowRef, count: fn(&mut Names, String)) {
-        count(&mut self.clients, flow.client_pod.clone().unwrap_or_else(|| flow.client.ip().to_string()));
+    fn name(&mut self, flow: &FlowRef, count: fn(&mut Names, &str)) {
+        match &flow.client_pod {
+            Some(pod) => count(&mut self.clients, pod),
+            None => count(&mut self.clients, &flow.client.ip().to_string()),
+        }
         if let Some(endpoint) = flow.endpoint {
             let pod = flow.endpoint_pod.as_ref().map(|pod| format!(" {pod}")).unwrap_or_default();
-            count(&mut self.endpoints, format!("{endpoint}{pod}"));
+            count(&mut self.endpoints, &format!("{endpoint}{pod}"));
         }
         if let Some(node) = &flow.node {
-            count(&mut self.nodes, node.clone());
+            count(&mut self.nodes, node);
         }
     }
 
@@ -276,19 +279,21 @@ fn identity(flow: &FlowRef) -> impl PartialEq + '_ {
 }
 
 impl Names {
-    fn add(&mut self, name: String) {
-        if self.counts.len() < MAX_NAMES || self.counts.contains_key(&name) {
-            *self.counts.entry(name).or_default() += 1;
+    fn add(&mut self, name: &str) {
+        if let Some(count) = self.counts.get_mut(name) {
+            *count += 1;
+        } else if self.counts.len() < MAX_NAMES {
+            self.counts.insert(name.to_owned(), 1);
         } else {
             self.others += 1;
         }
     }
 
-    fn take_back(&mut self, name: String) {
-        match self.counts.get_mut(&name) {
+    fn take_back(&mut self, name: &str) {
+        match self.counts.get_mut(name) {
             Some(count) if *count > 1 => *count -= 1,
             Some(_) => {
-                self.counts.remove(&name);
+                self.counts.remove(name);
             }
             None => self.others = self.others.saturating_sub(1),
         }

@@ -403,3 +403,19 @@ fn a_drop_is_evidence_whatever_its_reason() {
         assert!(says(&verdict, reason), "{reason}: {verdict:#?}");
     }
 }
+
+/// `localhost` is `::1` first on many nodes, and a Service of one family has no rule of the other.
+#[test]
+fn c26_a_node_port_in_a_family_that_the_service_does_not_have() {
+    for (address, words) in [("[::1]:30080", "::1"), ("[fd00::2]:30080", "the Service has no IPv6 address")] {
+        let mut world = World::new();
+        world.shop.reached_by(Via::NodePort, address);
+        world.node.own.push(addr(address).ip());
+        let script = Script::new(&address.replace("30080", "40000"), address, None).confirm(10_000);
+        let mut refused = script.receive_reset(10_001, TcpState::SynSent).connect_failed(10_001);
+        refused.out.iter_mut().for_each(|sighting| sighting.netns = NODE);
+        let verdict = world.verdict(refused, 20_000);
+        assert_eq!(verdict.class, Class::C26, "{verdict:#?}");
+        assert!(verdict.root_cause.contains(words), "{}", verdict.root_cause);
+    }
+}

@@ -77,6 +77,23 @@ fn the_chain_that_dropped_the_packet_is_named() {
     assert!(misses(&verdict, "other programs' nftables tables"), "{verdict:#?}");
 }
 
+/// kindnet hands first packets to its agent, which drops what a policy forbids: the kernel frees them without a reason.
+#[test]
+fn the_queue_whose_program_dropped_the_packet_is_named() {
+    let queued = "-A FORWARD -d 10.244.1.7/32 -p tcp -j NFQUEUE --queue-num 100 --queue-bypass\n";
+    let stopped = || {
+        let script = to_cart().drop_syn(60_000, "NOT_SPECIFIED").retransmit(61_000, TcpState::SynSent);
+        script.drop_syn(61_000, "NOT_SPECIFIED").retransmit(63_000, TcpState::SynSent)
+    };
+    let verdict = beside("", queued).verdict(stopped(), 70_000);
+    assert_eq!((verdict.class, verdict.confidence), (Class::C30, Confidence::Medium), "{verdict:#?}");
+    assert!(verdict.root_cause.contains("the program behind rule 2 of FORWARD"), "{}", verdict.root_cause);
+    // A queue that this packet does not come to, and none.
+    for rules in [queued.replace("10.244.1.7", "10.244.9.9"), String::new()] {
+        assert_eq!(beside("", &rules).verdict(stopped(), 70_000).class, Class::C29, "{rules}");
+    }
+}
+
 /// Before 5.17 the kernel gives no reason for a drop: then only the rules show that one of them dropped the packet.
 #[test]
 fn a_drop_without_a_reason_is_a_rules_if_a_rule_stops_the_packet() {

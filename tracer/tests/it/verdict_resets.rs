@@ -5,7 +5,7 @@ use crate::{
     node_support::Rules,
 };
 use viptrace::{
-    class::{Class, Confidence, Domain},
+    class::{Class, Confidence, Domain, Severity},
     cluster::Via,
     flow::{FlowTable, Limits, Outcome, Reread, ResetBy},
     node::RuleEffect,
@@ -192,6 +192,97 @@ fn an_icmp_error_from_another_host_explains_a_failed_connect() {
     assert_eq!((verdict.class, verdict.domain), (Class::C30, Domain::NetworkPolicy));
 }
 
+/// `-j REJECT` answers with port unreachable by default: kube-router's policies (k3s, k0s) on the endpoint's node.
+#[test]
+fn port_unreachable_from_another_host_is_a_rules_refusal() {
+    let there = "192.168.1.3:0";
+    let refused = || to_cart().confirm(10_000).icmp_error(10_010, there, 3);
+    let verdict = World::new().verdict(refused().connect_failed(10_011), 50_000);
+    assert_eq!((verdict.class, verdict.confidence), (Class::C30, Confidence::High), "{verdict:#?}");
+    assert!(
+        verdict.root_cause.contains("a rule of node worker-2 (192.168.1.3) refuses"),
+        "{}",
+        verdict.root_cause
+    );
+    // A busy socket keeps the error and repeats its SYN; without socket events nothing else is seen.
+    let repeated = refused().retransmit(11_000, TcpState::SynSent).connect_failed(11_001);
+    assert_eq!(World::new().verdict(repeated, 50_000).class, Class::C30);
+    assert_eq!(World::new().verdict(refused(), 50_000).class, Class::C30);
+    // A datagram's: the endpoint's own host answers from the endpoint's address.
+    let datagram = |from| to_cart().udp().confirm(10_000).icmp_error(10_010, from, 3);
+    let verdict = World::new().verdict(datagram(there), 50_000);
+    assert_eq!((verdict.class, verdict.confidence), (Class::C30, Confidence::Medium), "{verdict:#?}");
+    assert_eq!(World::new().verdict(datagram("10.244.1.7:0"), 50_000).class, Class::C28);
+    // Another node's kube-proxy refuses its node port.
+    let mut world = World::new();
+    world.shop.reached_by(Via::NodePort, "192.168.1.3:30080");
+    let there = Script::new(CLIENT, "192.168.1.3:30080", None).confirm(10_000).icmp_error(10_010, there, 3);
+    let verdict = world.verdict(there.connect_failed(10_011), 50_000);
+    assert_eq!((verdict.class, verdict.confidence), (Class::C30, Confidence::Medium), "{verdict:#?}");
+    assert!(verdict.cross_reference.contains(&"C4".into()), "{verdict:#?}");
+}
+
+/// A database restarts: its Pod's entries are cleaned up, and the client's pool writes into the old connection.
+#[test]
+fn a_new_entry_after_the_endpoint_left_is_no_lost_entry() {
+    let broken = |left: u64| {
+        let mut world = World::new();
+        world.shop.ready(OTHER, 0);
+        world.shop.leaves(EP, left);
+        let before = to_cart().established(10_000).delete_by_hand(62_000);
+        let after = Script::new(CLIENT, VIP, Some(OTHER))
+            .with_ct(77)
+            .confirm_midstream(63_000)
+            .endpoint_has_no_connection(63_001)
+            .receive_reset(63_002, TcpState::Established)
+            .state(63_002, false, TcpState::Established, TcpState::Close);
+        let both: Vec<_> = before.out.iter().chain(&after.out).cloned().collect();
+        let flows = last_revisions(fold(both, 90_000).0);
+        world.judge(&flows[0]).unwrap()
+    };
+    let draining = broken(60_000);
+    assert_eq!((draining.class, draining.severity), (Class::N9, Severity::Low), "{draining:#?}");
+    assert_eq!(broken(20_000).class, Class::C7);
+    // The entry ended and no other one began.
+    let mut world = World::new();
+    world.shop.leaves(EP, 19_000);
+    let idle = to_cart().established(10_000).delete_by_hand(20_000);
+    let silent = [22_000, 22_400, 23_200, 24_800, 28_000]
+        .into_iter()
+        .fold(idle, |script, ms| script.retransmit(ms, TcpState::Established));
+    assert_eq!(world.verdict(silent, 45_000).class, Class::N9);
+}
+
+#[test]
+fn a_path_mtu_that_was_heeded_explains_no_later_silence() {
+    let repeats = |script: Script, ms: u64| {
+        [0, 400, 1_200, 2_800, 6_000]
+            .iter()
+            .fold(script, |script, wait| script.retransmit(ms + wait, TcpState::Established))
+    };
+    let told = || to_cart().established(10_000).icmp_error(10_100, "10.244.1.1:0", 4);
+    assert_eq!(World::new().verdict(repeats(told(), 10_300), 40_000).class, Class::C33);
+    let later = World::new().verdict(repeats(told(), 3_600_000), 3_640_000);
+    assert_eq!(later.class, Class::C29, "{later:#?}");
+}
+
+#[test]
+fn a_connection_that_another_program_answered_has_no_wrong_port() {
+    let answered = || Script::new(CLIENT, "10.96.0.10:6443", None).established(10_000);
+    let reset = answered().send_reset(12_000, true, TcpState::Established, "TCP_ABORT_ON_CLOSE").state(
+        12_000,
+        true,
+        TcpState::Established,
+        TcpState::Close,
+    );
+    let flows = last_revisions(fold(reset.out, 30_000).0);
+    assert!(World::new().judge(&flows[0]).is_none_or(|verdict| verdict.class != Class::C5c));
+    let refused =
+        Script::new(CLIENT, "10.96.0.10:6443", None).confirm(10_000).retransmit(11_000, TcpState::SynSent);
+    let flows = last_revisions(fold(refused.connect_failed(12_000).out, 30_000).0);
+    assert_eq!(World::new().judge(&flows[0]).unwrap().class, Class::C5c);
+}
+
 /// A table that rereads the entries of quiet datagram flows.
 fn rereading() -> FlowTable {
     FlowTable::new(Limits { reread: Reread::Datagrams, ..Limits::default() })
@@ -219,17 +310,31 @@ fn the_entry_of_a_quiet_datagram_flow_is_read_again_before_it_is_handed_out() {
     assert_eq!(World::new().judge(&flows[0]).unwrap().class, Class::Ok);
 }
 
+/// A resolver whose upstream is silent answers after six seconds: it is not silent.
 #[test]
-fn an_entry_without_a_reply_is_not_reread_twice() {
-    let mut table = rereading();
-    observe(&mut table, to_cart().udp().confirm(10_000).out);
-    table.advance(at(15_100));
-    assert_eq!(table.take_rereads(), [crate::flow_support::CT]);
-    observe(&mut table, to_cart().udp().reread(15_200, 0).out);
-    table.advance(at(15_300));
-    table.advance(at(16_000));
-    assert!(table.take_rereads().is_empty());
-    assert_eq!(table.drain_settled().count(), 1);
+fn an_entry_without_a_reply_is_read_once_more_for_a_last_reading() {
+    for (later, class) in [(Status::SEEN_REPLY, Class::Ok), (0, Class::C29)] {
+        let mut world = World::new();
+        let resolver = "10.96.0.53:53";
+        world.shop.reached_by(Via::ClusterIp, resolver);
+        let asked = || Script::new(CLIENT, resolver, Some(EP)).udp();
+        let mut table = rereading();
+        observe(&mut table, asked().confirm(10_000).out);
+        table.advance(at(15_100));
+        assert_eq!(table.take_rereads(), [crate::flow_support::CT]);
+        observe(&mut table, asked().reread(15_200, 0).out);
+        table.advance(at(17_900));
+        assert!(table.take_rereads().is_empty());
+        assert_eq!(table.drain_settled().count(), 0);
+        table.advance(at(18_100));
+        assert_eq!(table.take_rereads(), [crate::flow_support::CT]);
+        observe(&mut table, asked().reread(18_200, later).out);
+        table.advance(at(18_300));
+        table.advance(at(30_000));
+        assert!(table.take_rereads().is_empty(), "not a third time");
+        let flows: Vec<_> = table.drain_settled().collect();
+        assert_eq!((flows.len(), world.judge(&flows[0]).unwrap().class), (1, class));
+    }
 }
 
 #[test]

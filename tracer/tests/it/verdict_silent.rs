@@ -53,6 +53,20 @@ fn a_client_outside_that_vanishes_is_no_fault() {
     let verdict = world.verdict(unanswered_by(OUTSIDE, NODE_PORT), 40_000);
     assert_eq!((verdict.class, verdict.severity), (Class::Ok, Severity::None), "{verdict:#?}");
     assert!(doubt(&verdict, "the client 203.0.113.9 answered no more"), "{verdict:#?}");
+    // It sent a request, and the first full segment of the answer is repeated: the path's MTU looks the same.
+    let request = |client, vip| {
+        let script = Script::new(client, vip, Some(EP)).confirm(10_000);
+        let script = script.state(10_002, true, TcpState::SynRecv, TcpState::Established);
+        REPEATS.into_iter().fold(script, |script, ms| script.repeats_segment(ms, true, 1_398, (0, 120)))
+    };
+    let verdict = world.verdict(request(OUTSIDE, NODE_PORT), 40_000);
+    assert_eq!((verdict.class, verdict.confidence), (Class::C33, Confidence::Low));
+    assert!(doubt(&verdict, "left before the answer looks the same"), "{verdict:#?}");
+    let mut ended = World::new();
+    ended.shop.pods.get_mut(&addr(CLIENT).ip()).unwrap().node = Some("worker-2".into());
+    assert_eq!(ended.verdict(request(CLIENT, VIP), 40_000).class, Class::C33);
+    ended.shop.pod_ends(CLIENT, 19_000);
+    assert_eq!(ended.verdict(request(CLIENT, VIP), 40_000).class, Class::Ok);
     // Its server gives up by a RST: that is no reset of a working connection.
     let given_up = || {
         let script = unanswered_by(OUTSIDE, NODE_PORT);

@@ -1,6 +1,6 @@
 //! C28: the endpoint is current and refuses the connection.
 
-use super::{Case, Finding};
+use super::{Case, Finding, network_path::refused_there};
 use crate::{
     class::{Class, Confidence},
     cluster::model::Uid,
@@ -34,6 +34,9 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
         let errors = &trouble.icmp_errors;
         errors.iter().find(|error| error.about_request && error.from == Some(endpoint.ip()))
     });
+    if sender.is_none() && no_socket.is_none() && told.is_none() && refused_there(case).is_some() {
+        return None;
+    }
     let seen_at_endpoint = sender.is_some() || no_socket.is_some() || told.is_some();
     let name = case.endpoint_name();
     let mut finding = case

@@ -15,8 +15,9 @@ use crate::{
 /// s (RFC 9260).
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Ports whose protocols answer every request: DNS, Kerberos, NTP, SNMP, HTTP/3, RADIUS, STUN, SIP.
-const ANSWERING_PORTS: [u16; 9] = [53, 88, 123, 161, 443, 853, 1812, 3478, 5060];
+/// Ports whose protocols answer every request: DNS, Kerberos, NTP, HTTP/3, STUN, SIP. Those of SNMP and RADIUS discard
+/// requests of unknown clients in silence (RFC 3416, RFC 2865).
+const ANSWERING_PORTS: [u16; 7] = [53, 88, 123, 443, 853, 3478, 5060];
 
 /// The time without an expected answer. A server always accepts or refuses an association. A datagram's answer is
 /// expected if this Service answered others, or if its port's protocol always answers.

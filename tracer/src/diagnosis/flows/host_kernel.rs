@@ -1,9 +1,14 @@
 //! The node's own kernel drops the packet: reverse path filter or no forwarding (C32), larger than the path's MTU (C33).
 
-use super::{Case, Finding};
+use std::time::Duration;
+
+use super::{
+    Case, Finding,
+    network_path::{Departure, departure},
+};
 use crate::{
-    class::{Class, Confidence, action},
-    flow::{Dropped, IcmpMeaning, Outcome, Stage, Stuck},
+    class::{Class, Confidence, Severity, action},
+    flow::{Dropped, IcmpMeaning, Occurrences, Outcome, Stage, Stuck},
     verdict::EvidenceType,
 };
 
@@ -56,8 +61,15 @@ pub(super) fn too_big(case: &Case<'_>) -> Option<Finding> {
     if !stalled {
         return None;
     }
-    let dropped = failed_drop(case, |drop| drop.is("PKT_TOO_BIG"));
-    let told = case.trouble()?.icmp_errors.iter().find(|error| error.meaning == IcmpMeaning::TooBig);
+    // A sender that heeded an earlier one went on.
+    let since = case.flow.broke().map(|broke| broke.saturating_sub(BEFORE_SILENCE));
+    let is_of_silence = |seen: &Occurrences| since.is_none_or(|since| seen.last >= since);
+    let dropped = failed_drop(case, |drop| drop.is("PKT_TOO_BIG") && is_of_silence(&drop.occurrences));
+    let told = case
+        .trouble()?
+        .icmp_errors
+        .iter()
+        .find(|error| error.meaning == IcmpMeaning::TooBig && is_of_silence(&error.occurrences));
     let told = told.filter(|_| case.failed());
     if dropped.is_none() && told.is_none() {
         return None;
@@ -81,6 +93,9 @@ pub(super) fn too_big(case: &Case<'_>) -> Option<Finding> {
     }
     Some(finding)
 }
+
+/// A packet that is lost precedes its first repetition by the sender's timeout: 200 ms on a short path, seconds on a long one.
+const BEFORE_SILENCE: Duration = Duration::from_secs(3);
 
 /// Data of at least this length fills a segment on a path that is narrower than it seems: the smallest MTU of a tunnel over
 /// Ethernet is above 1,280 (RFC 8200).
@@ -106,8 +121,12 @@ pub(super) fn only_large_ones(case: &Case<'_>) -> Option<Finding> {
     if stuck.acked <= 1 && stuck.received == 0 {
         return None;
     }
-    Some(
-        case.finding(
+    let gone = departure(case);
+    if gone == Some(Departure::PodEnded) {
+        return None;
+    }
+    let finding = case
+        .finding(
             Class::C33,
             format_args!(
                 "the {who}'s segments of {} bytes in the connection to {} are never acknowledged, although other data was \
@@ -121,8 +140,16 @@ pub(super) fn only_large_ones(case: &Case<'_>) -> Option<Finding> {
             "whether only large packets are lost: an endpoint or path that failed at that moment looks the same, and \
              `ping -M do -s 1422` from the client decides",
         )
-        .related(&[Class::C29]),
-    )
+        .related(&[Class::C29]);
+    if gone.is_none() {
+        return Some(finding);
+    }
+    let what = "a client outside the cluster that left before the answer looks the same: several such flows of one client decide";
+    Some(finding.confidence(Confidence::Low).severity(Severity::Low).against(
+        EvidenceType::Kernel,
+        None,
+        what,
+    ))
 }
 
 /// Whether it is large, and no segment of its length can have been acknowledged before. The SYN counts as one acknowledged

@@ -171,14 +171,14 @@ macro_rules! rule {
 }
 
 /// The first rule that applies explains the flow.
-const RULES: [FlowRule; 45] = [
+const RULES: [FlowRule; 46] = [
     rule!(conntrack::table_full, &[Class::C16]),
     rule!(conntrack::insertion_failed, &[Class::C17, Class::C17a]),
     rule!(stale_endpoints::stale_entry, &[Class::C8]),
     rule!(resets::after_invalid, &[Class::C18]),
     rule!(conntrack::rerouted, &[Class::C34]),
     rule!(resets::stray, &[Class::N16]),
-    rule!(resets::midstream, &[Class::C19]),
+    rule!(resets::midstream, &[Class::C19, Class::N9, Class::C7]),
     rule!(resets::entry_gone, &[Class::N5, Class::C19]),
     rule!(host_kernel::reverse_path, &[Class::C32]),
     rule!(host_kernel::not_forwarded, &[Class::C32]),
@@ -203,6 +203,7 @@ const RULES: [FlowRule; 45] = [
     rule!(ipvs::entry_expired, &[Class::C15]),
     rule!(network_policy::dropped, &[Class::C30]),
     rule!(network_policy::dropped_without_reason, &[Class::C30]),
+    rule!(network_policy::queued, &[Class::C30]),
     rule!(no_endpoints::unanswered, &[Class::C20, Class::N19]),
     rule!(service_config::node_port_not_here, &[Class::C26]),
     rule!(service_config::forwarded_by_policy, &[Class::C21]),

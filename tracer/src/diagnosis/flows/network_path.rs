@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     class::{Class, Confidence, Severity, action},
-    flow::{IcmpMeaning, Outcome, SocketEnd},
+    flow::{IcmpError, IcmpMeaning, Outcome, SocketEnd},
     verdict::EvidenceType,
 };
 
@@ -112,6 +112,31 @@ fn is_client_silent(case: &Case<'_>) -> bool {
 /// For: the endpoint's retransmits and none of the client's; a client outside the cluster, a Pod that ended, or only the
 /// close was repeated. Against: the way back may have failed for all clients outside.
 pub(super) fn client_left(case: &Case<'_>) -> Option<Finding> {
+    let why = match departure(case)? {
+        Departure::PodEnded => "its Pod ended",
+        Departure::Outside => "a client outside the cluster can leave without a word",
+        Departure::AfterAllData => "only the close was repeated, after all data had arrived",
+    };
+    let served = format_args!("{} was served by {}", case.name(), case.endpoint_name());
+    Some(case.finding(Class::Ok, served).against(
+        EvidenceType::Kernel,
+        Some(case.flow.server.retransmits().first),
+        format_args!("the client {} answered no more: {why}", client_name(case)),
+    ))
+}
+
+/// The way in which a client that fell silent may have left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Departure {
+    PodEnded,
+    /// It is outside the cluster.
+    Outside,
+    /// Only the endpoint's close has no answer.
+    AfterAllData,
+}
+
+/// How the silent client of this flow may have left. `None` if another end is silent too, or nothing shows it.
+pub(super) fn departure(case: &Case<'_>) -> Option<Departure> {
     let endpoint = case.endpoint?;
     let (flow, cluster) = (case.flow, case.ctx.cluster);
     let ip = flow.orig.src.ip();
@@ -122,21 +147,13 @@ pub(super) fn client_left(case: &Case<'_>) -> Option<Finding> {
         let now = cluster.pod_by_ip(ip, case.ended()).filter(|now| now.uid == pod.uid);
         now.is_none_or(|now| now.deletion.is_some())
     });
-    let why = if has_ended {
-        "its Pod ended"
+    if has_ended {
+        Some(Departure::PodEnded)
     } else if health_checks::is_outside(flow, &case.ctx.surroundings()) {
-        "a client outside the cluster can leave without a word"
-    } else if flow.server.retransmitted_only_its_end() {
-        "only the close was repeated, after all data had arrived"
+        Some(Departure::Outside)
     } else {
-        return None;
-    };
-    let served = format_args!("{} was served by {}", case.name(), case.endpoint_name());
-    Some(case.finding(Class::Ok, served).against(
-        EvidenceType::Kernel,
-        Some(flow.server.retransmits().first),
-        format_args!("the client {} answered no more: {why}", client_name(case)),
-    ))
+        flow.server.retransmitted_only_its_end().then_some(Departure::AfterAllData)
+    }
 }
 
 /// The rest of [`silent`] for a client that fell silent.
@@ -232,26 +249,47 @@ fn is_loss_shown(case: &Case<'_>) -> bool {
 }
 
 /// C30 on the path: another host's rule rejected it.
-/// Mechanism: a firewall on the endpoint's node or on the path answers with ICMP "administratively prohibited", which
-/// the kernel sends only for a rule.
-/// For: the ICMP error and its sender. Against: that rule is unknown here.
+/// Mechanism: a firewall or a policy on the endpoint's node or on the path answers with ICMP: "administratively prohibited",
+/// or, by default, port unreachable (`REJECT` of iptables, `reject` of nftables).
+/// For: the ICMP error and its sender. A kernel sends "prohibited" only for a rule, and answers a SYN to a closed port by a
+/// RST. Against: that rule is unknown here; of a datagram, another host may speak for the endpoint's closed port.
 pub(super) fn prohibited_there(case: &Case<'_>) -> Option<Finding> {
-    let errors = &case.trouble()?.icmp_errors;
-    let reported =
-        errors.iter().find(|error| error.about_request && error.meaning == IcmpMeaning::Prohibited)?;
-    if case.outcome != Outcome::Unreachable {
-        return None;
-    }
+    let reported = refused_there(case)?;
+    let is_of_rule = reported.meaning == IcmpMeaning::Prohibited || case.flow.is_tcp();
     let who = reported.from.map_or_else(|| "a host on the way".to_owned(), |ip| ip.to_string());
     let node = reported.from.and_then(|ip| case.ctx.cluster.node_by_ip(ip, case.decided));
     let who = node.map_or_else(|| who.clone(), |node| format!("node {} ({who})", node.key));
-    Some(
-        case.finding(
-            Class::C30,
-            format_args!("a rule of {who} refuses packets to {} of {}", case.endpoint_name(), case.name()),
-        )
-        .confidence(Confidence::High)
+    let to = match case.endpoint {
+        Some(_) => format!("{} of {}", case.endpoint_name(), case.name()),
+        None => case.name().to_string(),
+    };
+    let finding = case
+        .finding(Class::C30, format_args!("a rule of {who} refuses packets to {to}"))
+        .confidence(if is_of_rule && case.endpoint.is_some() { Confidence::High } else { Confidence::Medium })
         .unobserved("which rule it is: it is on another host")
-        .now(&[action::READ_OTHER_FIREWALL]),
-    )
+        .now(&[action::READ_OTHER_FIREWALL]);
+    Some(match (case.endpoint, is_of_rule) {
+        (None, _) => finding
+            .unobserved("whether kube-proxy's rules refuse there: then that node knows no endpoint (C4, C20)")
+            .related(&[Class::C4, Class::C20]),
+        (Some(_), false) => finding
+            .unobserved(
+                "whether the endpoint's own host answered for a closed port (C28): a trace there shows it",
+            )
+            .related(&[Class::C28]),
+        (Some(_), true) => finding,
+    })
+}
+
+/// The ICMP error by which another host than the endpoint refuses.
+pub(super) fn refused_there<'a>(case: &Case<'a>) -> Option<&'a IcmpError> {
+    let is_refusal = |error: &&IcmpError| match (error.meaning, case.outcome) {
+        (IcmpMeaning::Prohibited, Outcome::Unreachable) => true,
+        (IcmpMeaning::NothingListens, Outcome::Unreachable) => case.flow.is_tcp(),
+        (IcmpMeaning::NothingListens, Outcome::Refused) => {
+            error.from.is_some_and(|from| Some(from) != case.endpoint.map(|endpoint| endpoint.ip()))
+        }
+        _ => false,
+    };
+    case.trouble()?.icmp_errors.iter().filter(|error| error.about_request).find(is_refusal)
 }

@@ -135,6 +135,37 @@ fn is_without_reason(drop: &Dropped) -> bool {
     drop.reason.is_none() && drop.unconfirmed && drop.opening && drop.stage != Stage::Reply
 }
 
+/// Mechanism: a rule hands the packets to a program (`NFQUEUE`; kindnet's network policies), whose verdict is to drop them:
+/// `nf_reinject` frees the packet without a reason (`net/netfilter/nfnetlink_queue.c`).
+/// For: a first packet to the endpoint that was dropped without a reason before its entry was confirmed, on a kernel that gives
+/// reasons, and the rule with the queue on its way. Against: other drops without a reason look the same.
+pub(super) fn queued(case: &Case<'_>) -> Option<Finding> {
+    case.endpoint?;
+    if !matches!(case.outcome, Outcome::Dropped | Outcome::Stalled) {
+        return None;
+    }
+    let drop = case.trouble()?.drops.iter().find(|drop| is_without_verdict(drop))?;
+    let queue = Packet::of(drop).stops(case)?.queue?;
+    let endpoint = case.endpoint_name();
+    Some(
+        case.finding(
+            Class::C30,
+            format_args!("the program behind {queue} drops packets to {endpoint} of {}", case.name()),
+        )
+        .confidence(Confidence::Medium)
+        .node(
+            case.ctx.node.rules_time,
+            format_args!("{queue} hands this packet to a program for its verdict"),
+        )
+        .unobserved("the program's reason: its log, and the policies that it enforces"),
+    )
+}
+
+/// Whether a first packet was dropped after NAT without a reason, as a queue's program drops.
+fn is_without_verdict(drop: &Dropped) -> bool {
+    drop.is("NOT_SPECIFIED") && drop.unconfirmed && drop.opening && drop.stage == Stage::After
+}
+
 /// Mechanism: a policy drops the endpoint's answer. A datagram counts as answered once its answer reaches this node.
 /// For: `NETFILTER_DROP` of an answer whose entry is confirmed. Against: an INVALID answer (C18b), which the kernel reports.
 pub(super) fn answer_dropped(case: &Case<'_>) -> Option<Finding> {
@@ -213,7 +244,9 @@ pub(super) fn is_stopped(flow: &Flow) -> bool {
     }
     let drops = &trouble.drops;
     let by_rule = |drop: &Dropped| {
-        is_without_reason(drop) || drop.is("NETFILTER_DROP") && drop.opening && drop.stage != Stage::Reply
+        is_without_reason(drop)
+            || is_without_verdict(drop)
+            || drop.is("NETFILTER_DROP") && drop.opening && drop.stage != Stage::Reply
     };
     let is_broken = || drops.iter().any(|drop| is_of_repeated(flow, drop));
     (is_failed && (drops.iter().any(by_rule) || flow.outcome() == Outcome::Silent && is_broken()))

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Case, Finding, case::port_unreachable};
+use super::{Case, Finding, case::port_unreachable, service_config::lacks_family};
 use crate::{
     class::{Class, Confidence},
     cluster::NoEndpointsReason,
@@ -47,6 +47,9 @@ pub(super) fn unanswered(case: &Case<'_>) -> Option<Finding> {
     let untranslated = case.untranslated() || (case.decision.is_none() && case.flow.decisions.is_empty());
     let never_opened = case.failed() && !case.flow.was_answered();
     if case.endpoint.is_some() || case.has_usable() != Some(false) || !never_opened || !untranslated {
+        return None;
+    }
+    if lacks_family(case) {
         return None;
     }
     let confidence = if case.untranslated() { Confidence::Medium } else { Confidence::Low };

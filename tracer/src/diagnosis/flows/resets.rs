@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use super::{
     Case, Finding,
+    stale_endpoints::termination_grace,
     text::{length, times},
 };
 use crate::{
@@ -178,6 +179,10 @@ pub(super) fn entry_gone(case: &Case<'_>) -> Option<Finding> {
     if case.outcome != Outcome::Silent || case.trouble().is_some_and(|trouble| trouble.picked_up.is_some()) {
         return None;
     }
+    // The entries of an endpoint that left are cleaned up (N9, C7).
+    if case.endpoint.is_some_and(|endpoint| removed(case, endpoint, ended.time).is_some()) {
+        return None;
+    }
     let ends = [("client", &case.flow.client), ("endpoint", &case.flow.server)];
     let mut retransmitting = ends.into_iter().filter(|(_, end)| end.retransmits().is_seen());
     let (who, end) = retransmitting.next()?;
@@ -237,6 +242,12 @@ pub(super) fn midstream(case: &Case<'_>) -> Option<Finding> {
     if !reset {
         return None;
     }
+    if let Some((endpoint, _)) = found.before
+        && let Some(removed) = removed(case, endpoint, found.at)
+    {
+        // The connection with its whole life is judged by another rule.
+        return (case.endpoint != Some(endpoint)).then(|| left_before(case, endpoint, found.at, removed));
+    }
     let mut finding = case
         .finding(
             Class::C19,
@@ -282,6 +293,33 @@ pub(super) fn midstream(case: &Case<'_>) -> Option<Finding> {
         }
     }
     Some(finding)
+}
+
+/// N9, or C7 after the termination grace, in the place of C19.
+/// Mechanism: the earlier endpoint left the slices, and a CNI (Calico's Felix) or kube-proxy cleaned its entries up. A client
+/// that ignored its close sends on, and its segment begins a new entry.
+/// For: the endpoint's removal before the new entry.
+fn left_before(case: &Case<'_>, endpoint: SocketAddr, at: Timestamp, removed: Timestamp) -> Finding {
+    let membership = case.ctx.cluster.membership(&case.vip, endpoint, at);
+    let after = at.since(removed);
+    let is_draining = after <= termination_grace(case, membership.state(), endpoint.ip());
+    let class = if is_draining { Class::N9 } else { Class::C7 };
+    let what = format_args!(
+        "the connection continued {} after its endpoint {endpoint} left {}, and its conntrack entry was gone",
+        length(after),
+        case.name()
+    );
+    case.finding(class, what)
+        .severity(if is_draining { Severity::Low } else { class.entry().severity })
+        .confidence(Confidence::Medium)
+        .api(Some(removed), format_args!("{endpoint} left the usable endpoints of {}", case.name()))
+        .related(&[Class::C19])
+}
+
+/// When this endpoint left the usable ones, if that is known and was before `at`.
+fn removed(case: &Case<'_>, endpoint: SocketAddr, at: Timestamp) -> Option<Timestamp> {
+    let membership = case.ctx.cluster.membership(&case.vip, endpoint, at);
+    membership.unusable_since().filter(|since| *since > Timestamp::MIN && *since <= at)
 }
 
 /// C18b (kubernetes/kubernetes#94861).

@@ -6,8 +6,9 @@ use std::net::SocketAddr;
 use super::{Case, Context, Finding, text::length};
 use crate::{
     class::{Class, Confidence, Severity, action},
-    cluster::{Key, Via},
+    cluster::{Key, Usable, Via},
     flow::{Decision, Flow, Outcome},
+    net::Family,
     node::{ProxyMode, Release, RuleEffect},
     time::Timestamp,
     verdict::EvidenceType,
@@ -19,7 +20,9 @@ use crate::{
 /// For: the address belongs to a Service, the Service does not have the port, and the connection failed.
 pub(super) fn unknown_port(flow: &Flow, ctx: &Context<'_>, service: &Key) -> Option<Finding> {
     let translated = flow.decision(ctx.node_netns).and_then(Decision::endpoint);
-    if flow.outcome().is_success() || flow.outcome() == Outcome::Pending || translated.is_some() {
+    // What answered is another program at that address.
+    let failed = !flow.outcome().is_success() && flow.outcome() != Outcome::Pending && !flow.was_answered();
+    if !failed || translated.is_some() {
         return None;
     }
     let port = flow.orig.dst.port();
@@ -83,7 +86,7 @@ pub(super) fn gone(flow: &Flow, ctx: &Context<'_>, service: &Key, since: Timesta
             .fill_rules_of(endpoint, ctx.node.mode),
         );
     }
-    let failed = !flow.outcome().is_success() && flow.outcome() != Outcome::Pending;
+    let failed = !flow.outcome().is_success() && flow.outcome() != Outcome::Pending && !flow.was_answered();
     failed.then(|| {
         let asks = format!("the client uses an address that {service} gave up {ago} before");
         let now = ctx.cluster.service(service, flow.first_seen);
@@ -136,7 +139,9 @@ pub(super) fn with_hints(case: &Case<'_>, finding: Finding) -> Finding {
 pub(super) fn with_affinity(case: &Case<'_>, finding: Finding) -> Finding {
     let Some(affinity) = case.vip.service.affinity else { return finding };
     let is_backends = matches!(finding.class, Class::C28 | Class::C29);
-    if !is_backends || !case.failed() || case.usable().is_none_or(|usable| usable.count < 2) {
+    // Under a Local policy the rules leave no other choice than this node's endpoints.
+    let choice = |usable: Usable| if case.vip.is_local() { usable.local.unwrap_or(0) } else { usable.count };
+    if !is_backends || !case.failed() || case.usable().is_none_or(|usable| choice(usable) < 2) {
         return finding;
     }
     finding
@@ -231,6 +236,16 @@ pub(super) fn node_port_not_here(case: &Case<'_>) -> Option<Finding> {
     if asked.ip().is_loopback() {
         return at_loopback(case, missing);
     }
+    if lacks_family(case) {
+        let family = Family::of(asked.ip());
+        let what = format!(
+            "node port {} of {} is not served at {}: the Service has no {family} address",
+            asked.port(),
+            case.name(),
+            asked.ip()
+        );
+        return Some(case.finding(Class::C26, what).api(None, format!("{} is not of {family}", case.name())));
+    }
     let other = node.serves_node_port_at(asked.port(), case.vip.port.protocol).filter(|_| missing)?;
     Some(
         case.finding(
@@ -249,6 +264,14 @@ pub(super) fn node_port_not_here(case: &Case<'_>) -> Option<Finding> {
         .first(action::USE_OTHER_ADDRESS)
         .fill("OTHER_ADDRESS", SocketAddr::new(other, asked.port()).to_string()),
     )
+}
+
+/// Whether the client connected to a node port in a family in which the Service has no address: kube-proxy writes no rule
+/// of that family for it.
+pub(super) fn lacks_family(case: &Case<'_>) -> bool {
+    let family = Family::of(case.vip.addr.ip());
+    let mut addresses = case.vip.service.cluster_ips.iter();
+    case.vip.via == Via::NodePort && !addresses.any(|ip| Family::of(*ip) == family)
 }
 
 /// C26 at loopback.

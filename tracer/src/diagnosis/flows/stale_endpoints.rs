@@ -188,7 +188,11 @@ fn may_be_within_grace(case: &Case<'_>, since: Timestamp) -> bool {
 
 /// The time that the endpoint's Pod has for its end, or the default where no Pod is known. Of a Pod on the host's network, only
 /// the slice says that the address is its own.
-fn termination_grace(case: &Case<'_>, endpoint: Option<&EndpointState<'_>>, ip: IpAddr) -> Duration {
+pub(super) fn termination_grace(
+    case: &Case<'_>,
+    endpoint: Option<&EndpointState<'_>>,
+    ip: IpAddr,
+) -> Duration {
     let cluster = case.ctx.cluster;
     let listed = endpoint.and_then(|state| cluster.pod(&state.pod?.key, case.decided));
     let pod = listed.filter(|pod| pod.ips.contains(&ip)).or_else(|| cluster.pod_by_ip(ip, case.decided));

@@ -128,7 +128,7 @@ impl<'a> Reader<'a> {
         for note in notes.iter().take(position) {
             self.step(note, &mut state);
         }
-        let Note::Assumes { place, .. } = notes.get(position)? else { return None };
+        let (Note::Assumes { place } | Note::Lost { place, .. }) = notes.get(position)? else { return None };
         let found = self.find(*place)?;
         state.enter(found.chain.base);
         Some(state.rule(&found, *place, None))

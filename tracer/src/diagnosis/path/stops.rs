@@ -9,7 +9,7 @@ use crate::{
     net::{Family, Tuple},
     rules::{
         End, Fate, NFTABLES_TABLE, chains,
-        walk::{Note, Notes, Walker},
+        walk::{Note, Notes, Unknown, Walker},
     },
 };
 
@@ -53,6 +53,8 @@ pub(crate) struct Stops {
     pub(crate) more: usize,
     /// A rule hands the packet to something that cannot be judged, or the walk was given up.
     pub(crate) is_open: bool,
+    /// A rule that hands it to a program for its verdict (`NFQUEUE`, `queue`), which may have dropped it.
+    pub(crate) queue: Option<String>,
 }
 
 impl Stops {
@@ -101,6 +103,7 @@ impl Scene<'_> {
                 continue;
             }
             let assumed = branch.seen.assumed();
+            stops.queue = stops.queue.take().or_else(|| queue(&reader, &notes));
             stops.is_open |= branch.seen.is_cut() || (assumed.is_none() && branch.seen.is_lost());
             if branch.end != end {
                 continue;
@@ -131,6 +134,19 @@ impl Scene<'_> {
         stops.by.truncate(MAX_STOPS);
         stops
     }
+}
+
+/// The rule that hands the packet to a program, if it leaves the rules there.
+fn queue(reader: &Reader<'_>, notes: &[Note]) -> Option<String> {
+    let is_queue = |note: &Note| match note {
+        Note::Lost { why: Unknown::Target(target), .. } => {
+            let name = target.split_whitespace().next().unwrap_or_default();
+            ["QUEUE", "NFQUEUE", "queue"].contains(&name)
+        }
+        _ => false,
+    };
+    let position = notes.iter().position(is_queue)?;
+    reader.rule_at(notes, position).map(|rule| words::decider(&rule))
 }
 
 /// Why a rule on the way is only assumed to match, with the rule.

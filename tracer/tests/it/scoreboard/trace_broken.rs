@@ -82,6 +82,8 @@ fn reset() -> Group<Traced> {
                 Traced::of(world, after)
             },
         ),
+        case_in(BY_RULE, Class::N9, "the same after its endpoint left", |mode| cleaned_up(mode, 11_000)),
+        case_in(BY_RULE, Class::C7, "the same long after its endpoint left", |mode| cleaned_up(mode, 40_000)),
         case_in(BY_RULE, Class::C19, "the first entry that was seen is one for a segment", |mode| {
             let script = cart().confirm_midstream(20_000).endpoint_has_no_connection(20_001);
             Traced::of(world(mode), script.receive_reset(20_002, TcpState::Established))
@@ -255,6 +257,18 @@ fn dropped_by_ipvs() -> Script {
 }
 
 /// The endpoint repeats its first answer, of so many bytes.
+/// The endpoint leaves after ten seconds, and its entries are deleted a moment before the idle client sends on.
+fn cleaned_up(mode: ProxyMode, idle: u64) -> Traced {
+    let mut world = leaving(mode, 20_000);
+    world.shop.ready(OTHER, 20_000);
+    let client = "203.0.113.9:40000";
+    let before = Script::new(client, VIP, Some(EP)).confirm(10_000).delete_by_hand(19_000 + idle);
+    let after = Script::new(client, VIP, Some(OTHER)).with_ct(77).confirm_midstream(20_000 + idle);
+    let mut after = after.endpoint_has_no_connection(20_001 + idle);
+    after.out.splice(0..0, before.out);
+    Traced::of(world, after)
+}
+
 fn in_order(mut script: Script) -> Script {
     script.out.sort_by_key(|sighting| sighting.time);
     script

@@ -270,6 +270,14 @@ fn silent() -> Group<Traced> {
             world.drop_reasons = false;
             Traced::of(world, unanswered(cart().drop_syn(60_000, ""), 60_000))
         }),
+        case_in(&[Iptables], Class::C30, "the program behind a queue drops", |_| {
+            let world = beside("", "-A FORWARD -d 10.244.1.7/32 -j NFQUEUE --queue-num 100\n");
+            Traced::of(world, unanswered(cart().drop_syn(60_000, "NOT_SPECIFIED"), 60_000))
+        }),
+        case(Class::C30, "a rule of another node refuses by default", |mode| {
+            let script = cart().confirm(60_000).icmp_error(60_010, "192.168.1.3:0", 3);
+            Traced::of(world(mode), script.connect_failed(60_011))
+        }),
         case(Class::C30, "a policy's rule drops the answer", |mode| {
             let script = cart().confirm(60_000).drop_known_answer(60_001);
             Traced::of(world(mode), unanswered(script, 60_000))
