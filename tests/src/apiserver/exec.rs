@@ -47,6 +47,8 @@ pub struct Ran {
     pub exit: u8,
     /// Cut the connection after so many bytes of standard output.
     pub cut_after: Option<usize>,
+    /// The command goes on until the client leaves.
+    pub goes_on: bool,
 }
 
 type Run = dyn Fn(&Command) -> Ran + Send + Sync;
@@ -140,6 +142,10 @@ async fn answer(
         socket.send(message(STDOUT, chunk)).await?;
     }
     if ran.cut_after.is_some() {
+        return Ok(());
+    }
+    if ran.goes_on {
+        while let Some(Ok(_)) = socket.next().await {}
         return Ok(());
     }
     if !ran.stderr.is_empty() {

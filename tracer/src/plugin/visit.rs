@@ -14,7 +14,7 @@ use kube::{
     Api, Client,
     api::{AttachParams, AttachedProcess, DeleteParams, ListParams, PostParams},
 };
-use serde::de::DeserializeOwned;
+use serde::{Deserialize, de::DeserializeOwned};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _},
     sync::mpsc,
@@ -359,6 +359,16 @@ impl Command {
     }
 }
 
+/// A verdict that an agent hands out.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Handed {
+    /// It was made before this reader came.
+    #[serde(default)]
+    pub(crate) earlier: bool,
+    #[serde(flatten)]
+    pub(crate) verdict: Box<Verdict>,
+}
+
 /// What an agent hands out: verdicts of failed and of sampled flows.
 pub(crate) struct AgentStream(Command);
 
@@ -370,7 +380,7 @@ impl AgentStream {
     }
 
     /// The next verdict. An agent without failures is silent for any time.
-    pub(crate) async fn next(&mut self) -> Result<Verdict, VisitError> {
+    pub(crate) async fn next(&mut self) -> Result<Handed, VisitError> {
         self.0.next().await
     }
 }

@@ -24,8 +24,7 @@ use crate::{
         },
     },
     text::count,
-    time::Timestamp,
-    verdict::{Evidence, EvidenceType, Mitigation, Text, Verdict},
+    verdict::{Evidence, EvidenceType, FlowRef, Mitigation, Text, Verdict},
 };
 
 /// The answer to why a Service fails.
@@ -117,16 +116,16 @@ impl Ends {
         self.flows.entry(key).or_default().insert(node.to_owned(), arrival.fate);
     }
 
-    /// The arrival of the first of these flows of which something can be concluded. `node_of` gives the node of an address, and
-    /// whether it was observed all the time since then. A flow that began before the endpoint's node was traced shows
-    /// nothing, and a later one of the same cause may.
+    /// The arrival of the first of these flows of which something can be concluded. `node_of` gives the node of a flow's
+    /// endpoint, and whether it was observed all the time since the flow began. A flow that began before the endpoint's node was
+    /// traced shows nothing, and a later one of the same cause may.
     pub fn first_of<'v>(
         &self,
         verdicts: impl IntoIterator<Item = &'v Verdict>,
-        mut node_of: impl FnMut(IpAddr, Timestamp) -> Option<(String, bool)>,
+        mut node_of: impl FnMut(IpAddr, &FlowRef) -> Option<(String, bool)>,
     ) -> Option<FarEnd> {
         verdicts.into_iter().find_map(|verdict| {
-            let (node, is_observed) = node_of(verdict.flow.endpoint?.ip(), verdict.flow.started)?;
+            let (node, is_observed) = node_of(verdict.flow.endpoint?.ip(), &verdict.flow)?;
             self.of(verdict, &node, is_observed)
         })
     }
@@ -576,7 +575,7 @@ mod tests {
         late.flow.started = early.flow.started.saturating_add(Duration::from_secs(1));
         late.flow.client = "10.244.1.4:40002".parse().unwrap();
         let observed_since = late.flow.started;
-        let node_of = |_, since| Some(("b".to_owned(), since >= observed_since));
+        let node_of = |_, flow: &FlowRef| Some(("b".to_owned(), flow.started >= observed_since));
         let far = Ends::default().first_of([&early, &late], node_of).unwrap();
         assert_eq!((far.client, far.fate), (late.flow.client, None));
         assert_eq!(Ends::default().first_of([&early], node_of), None);

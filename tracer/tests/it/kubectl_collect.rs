@@ -110,9 +110,13 @@ impl Lab {
     }
 
     fn collect(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
+        self.plugin("collect", arguments)
+    }
+
+    fn plugin(&self, verb: &str, arguments: &[&str]) -> (Option<i32>, String, String) {
         let output = Command::new(env!("CARGO_BIN_EXE_viptrace"))
             .arg0("kubectl-viptrace")
-            .args(["collect", "--kubeconfig", "kubeconfig"])
+            .args([verb, "--kubeconfig", "kubeconfig"])
             .args(arguments)
             .current_dir(self.folder.path())
             .output()
@@ -182,8 +186,42 @@ fn run(command: &apiserver::Command, segments: &Segments, fetched: &AtomicU64) -
                 }
             }
         }
+        // Three earlier failed flows, and one that fails now.
+        ["/usr/bin/viptrace", "agent", "stream"] => {
+            let faults = faults();
+            let earlier = faults[..3].iter().map(|fault| fault.replacen('{', "{\"earlier\":true,", 1));
+            let all = earlier.chain([faults[3].clone()]);
+            let stdout = all.flat_map(|line| format!("{line}\n").into_bytes()).collect();
+            Ran { stdout, goes_on: true, ..Ran::default() }
+        }
         words => panic!("{words:?}"),
     }
+}
+
+/// The records of failed flows.
+fn faults() -> Vec<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/two-nodes/node1.viptrace");
+    let output = Command::new(env!("CARGO_BIN_EXE_viptrace"))
+        .args(["replay", path.to_str().unwrap(), "-o", "json", "--faults-only"])
+        .output()
+        .unwrap();
+    String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
+}
+
+/// A trace reports what happens now. A fault that was repaired an hour ago is in the agents' recordings.
+#[test]
+fn a_trace_leaves_out_what_the_agents_saw_before() {
+    let lab = Lab::new();
+    let (status, said, errors) = lab.plugin("trace", &["--node", "node1", "--duration", "2s", "-o", "json"]);
+    let shown: Vec<&str> = said.lines().filter(|line| line.contains("\"class\"")).collect();
+    assert_eq!(shown.len(), 1, "{status:?} {said}{errors}");
+    let client = |line: &str| serde_json::from_str::<Value>(line).unwrap()["flow"]["client"].clone();
+    assert_eq!(client(shown[0]), client(&faults()[3]));
+    assert!(errors.contains("3 failed flows from before this trace left out"), "{errors}");
+    // Agents go on for ever, also beside a node that has none.
+    let (_, said, errors) =
+        lab.plugin("trace", &["--node", "node1", "--node", "bare", "--duration", "2s", "-o", "json"]);
+    assert!(said.contains("\"class\"") && errors.contains("bare: "), "{said}{errors}");
 }
 
 #[test]

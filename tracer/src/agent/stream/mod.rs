@@ -184,7 +184,10 @@ async fn verdicts(out: &mut Out<'_>, mut read: ReadHalf<'_>, context: &Context) 
     let bound = context.config.borrow().stream.queue.as_usize();
     let mut subscription = context.hub.subscribe(bound);
     for record in std::mem::take(&mut subscription.recent) {
-        out.frame(FrameKind::Record, record.trim_end().as_bytes()).await?;
+        let record = record.trim_end();
+        // A JSON object, and not an empty one.
+        let rest = record.strip_prefix('{').unwrap_or(record);
+        out.frame(FrameKind::Record, format!("{{\"earlier\":true,{rest}").as_bytes()).await?;
     }
     let mut ignored = [0; 64];
     loop {

@@ -104,9 +104,11 @@ pub(super) async fn run(
         let mut view = Shown { filter, summary: Summary::default(), report, progress, ways };
         let mut orders = task_args(&view.filter, form.view, args.duration, args.hooks);
         orders.extend(path.into_iter().flat_map(|path| ["--path".to_owned(), path.to_string()]));
-        let until = args.duration.filter(|_| !agents.is_empty()).map(|duration| Instant::now() + duration);
         let mut trace = Traces::start(session, progress, objects, &choice, &agents, orders);
-        while !trace.turn(&mut view, stop, until.filter(|_| without.is_empty())).await? {}
+        if let Some(duration) = args.duration {
+            trace.read_agents_until(Instant::now() + duration);
+        }
+        while !trace.turn(&mut view, stop, None).await? {}
         let ending = trace.finish(&mut view, stop).await?;
         let has_fault = if let Some(ways) = view.ways {
             ways.finish(&mut view.report)?

@@ -21,13 +21,13 @@ use crate::{
     plugin::{
         nodes::{Choice, MAX_NODES},
         relay::Relay,
-        visit::{AgentStream, Orders, Visit, VisitError},
+        visit::{AgentStream, Handed, Orders, Visit, VisitError},
         wire::{self, Answer, Connection, Order, Task},
     },
     session::{Arrival, Ending, Folded, Judged, NotJudged},
-    text::safe,
+    text::{count, safe},
     time::Timestamp,
-    verdict::Verdict,
+    verdict::{FlowRef, Verdict},
 };
 
 /// How long the nodes may take to judge their open flows at the end.
@@ -99,7 +99,7 @@ enum Event {
     Started(Orders),
     /// Its agent hands out verdicts.
     Agent,
-    Verdict(Box<Verdict>),
+    Handed(Handed),
     Answer(Answer),
     /// It is over.
     Over(Result<(), VisitError>),
@@ -109,8 +109,10 @@ enum Event {
 #[derive(Debug, Default)]
 struct OneNode {
     orders: Option<Orders>,
-    /// It observes everything since then.
-    attached: bool,
+    /// When it reported that it observes everything, on the clock of this program.
+    attached: Option<Timestamp>,
+    /// The verdicts of its agent on flows from before, which are left out.
+    earlier: u64,
     /// Its verdicts are those of its agent, which goes on.
     has_agent: bool,
     ending: Option<Ending>,
@@ -121,6 +123,13 @@ struct OneNode {
 }
 
 impl OneNode {
+    /// A time of this node's trace on the clock of this program, later by no more than the report that it is attached took:
+    /// the clocks of two nodes may be apart. `None` until the node's trace has ended, and for a time before it.
+    fn on_own_clock(&self, time: Timestamp) -> Option<Timestamp> {
+        let started = self.ending.as_ref()?.started;
+        (time >= started).then_some(self.attached?.saturating_add(time.since(started)))
+    }
+
     /// Whether it was observed to the end. An agent's trace has none.
     fn is_complete(&self) -> bool {
         self.ending.is_some() || self.has_agent && self.error.is_none()
@@ -140,6 +149,8 @@ pub(super) struct Traces<'s> {
     tasks: JoinSet<()>,
     /// When the first node observed everything.
     started: Option<Timestamp>,
+    /// When the agents, which go on, have been read for long enough.
+    agents_until: Option<Instant>,
 }
 
 impl<'s> Traces<'s> {
@@ -202,7 +213,13 @@ impl<'s> Traces<'s> {
             sender,
             tasks: JoinSet::new(),
             started: None,
+            agents_until: None,
         }
+    }
+
+    /// Reads the agents until then. The traces of the other nodes end by themselves.
+    pub(super) fn read_agents_until(&mut self, until: Instant) {
+        self.agents_until = Some(until);
     }
 
     /// Starts a visit, in parallel to the others.
@@ -250,24 +267,25 @@ impl<'s> Traces<'s> {
 
     /// The nodes whose hooks are attached.
     pub(super) fn attached(&self) -> Vec<String> {
-        self.nodes.iter().filter(|(_, node)| node.attached).map(|(name, _)| name.clone()).collect()
+        self.nodes.iter().filter(|(_, node)| node.attached.is_some()).map(|(name, _)| name.clone()).collect()
     }
 
-    /// The visited node of a Pod with this address, and whether it observed everything since that time.
-    pub(super) fn node_of(&self, ip: IpAddr, since: Timestamp) -> Option<(String, bool)> {
+    /// The visited node of a Pod with this address, and whether it observed everything since this flow of another node began.
+    pub(super) fn node_of(&self, ip: IpAddr, flow: &FlowRef) -> Option<(String, bool)> {
         let pod = self.objects.cluster.history.pod_by_ip(ip, now())?;
         let name = pod.node.as_deref()?;
         let node = self.nodes.get(name)?;
-        let ending = node.ending.as_ref();
-        let is_observed = ending.is_some_and(|ending| {
-            ending.started <= since && ending.lost_events == 0 && ending.flows_evicted == 0
-        });
-        Some((name.to_owned(), is_observed))
+        let client = flow.node.as_ref().and_then(|name| self.nodes.get(name));
+        let began = client.and_then(|client| client.on_own_clock(flow.started));
+        let is_observed = node.attached.zip(began).is_some_and(|(attached, began)| attached <= began);
+        let lost_nothing =
+            node.ending.as_ref().is_some_and(|ending| ending.lost_events == 0 && ending.flows_evicted == 0);
+        Some((name.to_owned(), is_observed && lost_nothing))
     }
 
     /// Whether every node either observes or has failed.
     pub(super) fn is_settled(&self) -> bool {
-        self.nodes.values().all(|node| node.attached || node.is_over)
+        self.nodes.values().all(|node| node.attached.is_some() || node.is_over)
     }
 
     /// Waits for one event and takes those behind it. Returns whether the trace is over: by a signal, the end of every node's
@@ -278,7 +296,9 @@ impl<'s> Traces<'s> {
         stop: &mut Stop,
         until: Option<Instant>,
     ) -> anyhow::Result<bool> {
-        let deadline = [results.deadline(), until].into_iter().flatten().min();
+        // The nodes without an agent may be later.
+        let agents_until = self.agents_until.filter(|until| *until > Instant::now());
+        let deadline = [results.deadline(), until, agents_until].into_iter().flatten().min();
         tokio::select! {
             biased;
             () = stop.wanted() => return Ok(true),
@@ -298,7 +318,8 @@ impl<'s> Traces<'s> {
         let open = self.nodes.values().map(|node| node.open).sum();
         let lost = self.nodes.values().map(|node| node.lost_events).sum();
         results.turned(&self.objects.cluster, open, lost)?;
-        if self.nodes.values().all(|node| node.is_over) {
+        let are_read = self.agents_until.is_some_and(|until| Instant::now() >= until);
+        if self.nodes.values().all(|node| node.is_over || are_read && node.has_agent) {
             self.require_one()?;
             return Ok(true);
         }
@@ -329,10 +350,11 @@ impl<'s> Traces<'s> {
                 node.orders = Some(orders);
             }
             Event::Agent => {
-                node.attached = true;
+                node.attached = Some(now());
                 self.started.get_or_insert_with(now);
             }
-            Event::Verdict(verdict) => {
+            Event::Handed(Handed { earlier: true, .. }) => node.earlier += 1,
+            Event::Handed(Handed { verdict, .. }) => {
                 self.grow(&verdict);
                 results.judged(name, Judged::of(*verdict))?;
             }
@@ -346,7 +368,7 @@ impl<'s> Traces<'s> {
             }
             Event::Answer(answer) => match answer {
                 Answer::Attached { hooks } => {
-                    node.attached = true;
+                    node.attached = Some(now());
                     self.started.get_or_insert_with(now);
                     results.attached(name, hooks)?;
                 }
@@ -391,7 +413,7 @@ impl<'s> Traces<'s> {
 
     /// Fails if no node could be traced.
     fn require_one(&mut self) -> anyhow::Result<()> {
-        if self.nodes.values().any(|node| node.attached) {
+        if self.nodes.values().any(|node| node.attached.is_some()) {
             return Ok(());
         }
         match self.nodes.iter_mut().find_map(|(name, node)| Some((name, node.error.take()?))) {
@@ -411,7 +433,7 @@ impl<'s> Traces<'s> {
         self.order(&Order::Stop).await;
         let until = Instant::now() + FINISH;
         while Instant::now() < until
-            && self.nodes.values().any(|node| !node.is_over && node.attached && !node.has_agent)
+            && self.nodes.values().any(|node| !node.is_over && node.attached.is_some() && !node.has_agent)
         {
             tokio::select! {
                 biased;
@@ -432,7 +454,7 @@ impl<'s> Traces<'s> {
     fn ending(&mut self) -> Ending {
         let endings = self.nodes.iter().map(|(name, node)| {
             let gap = |text: String| Ending { gaps: vec![text], ..Ending::default() };
-            let ending = if node.has_agent && node.is_complete() {
+            let mut ending = if node.has_agent && node.is_complete() {
                 gap("healthy flows are a sample: that of the agent".to_owned())
             } else if let Some(ending) = &node.ending {
                 ending.clone()
@@ -444,6 +466,12 @@ impl<'s> Traces<'s> {
                 let lost_events = node.lost_events;
                 Ending { lost_events, ..gap(format!("not traced to the end: {why}")) }
             };
+            if node.earlier > 0 {
+                let failed = count(node.earlier, "failed flow");
+                ending.gaps.push(format!(
+                    "{failed} from before this trace left out: `kubectl viptrace collect` fetches the agent's recordings"
+                ));
+            }
             (name.clone(), ending)
         });
         let ended = now();
@@ -467,7 +495,7 @@ async fn follow_agent(
     let send = async |event| drop(events.send((node.to_owned(), event)).await);
     send(Event::Agent).await;
     loop {
-        send(Event::Verdict(Box::new(stream.next().await?))).await;
+        send(Event::Handed(stream.next().await?)).await;
     }
 }
 

@@ -376,7 +376,7 @@ impl Seen {
     fn far_end(&self, trace: &Traces<'_>) -> Option<FarEnd> {
         let first = self.first_fault()?;
         let others = self.faults.iter().filter(|verdict| verdict.root_cause == first.root_cause);
-        self.ends.first_of(std::iter::once(first).chain(others), |ip, since| trace.node_of(ip, since))
+        self.ends.first_of(std::iter::once(first).chain(others), |ip, flow| trace.node_of(ip, flow))
     }
 
     fn first_fault(&self) -> Option<&Verdict> {
