@@ -397,6 +397,18 @@ impl Names {
         if let Some(address) = self.address(own) {
             return address + piece.get(own.len()..).unwrap_or_default();
         }
+        let (mut other, mut rest) = (String::new(), piece);
+        while let Some((start, end)) = colons(rest) {
+            let (before, run, after) = (rest.get(..start), rest.get(start..end), rest.get(end..));
+            let (Some(before), Some(run), Some(after)) = (before, run, after) else { break };
+            other.push_str(&self.words(before));
+            other.push_str(&self.address(run).unwrap_or_else(|| self.replaced(Sort::Word, run)));
+            rest = after;
+        }
+        other + &self.words(rest)
+    }
+
+    fn words(&mut self, piece: &str) -> String {
         let mut other = String::new();
         for part in piece.split_inclusive(['/', ':', '[', ']', '@', '=']) {
             let word = part.trim_end_matches(['/', ':', '[', ']', '@', '=', '.']);
@@ -437,4 +449,32 @@ impl Names {
         }
         self.replaced(Sort::Word, word)
     }
+}
+
+/// The first part that can be an address of IPv6 or of Ethernet, as a part of a longer word: hexadecimal digits with at least two
+/// colons, and no time of day.
+fn colons(text: &str) -> Option<(usize, usize)> {
+    let is_digit = |c: char| c.is_ascii_hexdigit() || matches!(c, ':' | '.');
+    let mut from = 0;
+    loop {
+        let start = from + text.get(from..)?.find(is_digit)?;
+        let rest = text.get(start..)?;
+        let run = rest.get(..rest.find(|c| !is_digit(c)).unwrap_or(rest.len()))?;
+        from = start + run.len();
+        let run = run.trim_end_matches('.');
+        let run = if run.ends_with("::") { run } else { run.trim_end_matches(':') };
+        if run.matches(':').count() >= 2 && !is_time(run) {
+            return Some((start, start + run.len()));
+        }
+    }
+}
+
+/// Whether it is like 12:34:56.789.
+fn is_time(text: &str) -> bool {
+    let is_short =
+        |part: &str| (1..=2).contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_digit());
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    fraction.bytes().all(|byte| byte.is_ascii_digit())
+        && whole.split(':').count() == 3
+        && whole.split(':').all(is_short)
 }

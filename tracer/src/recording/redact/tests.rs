@@ -403,6 +403,30 @@ fn texts_keep_their_words_and_lose_their_names() {
 }
 
 #[test]
+fn an_address_of_ipv6_within_a_longer_word_is_replaced() {
+    let mut names = Names::default();
+    for text in [
+        "http://[2001:470:1234:5678::10]:10249/metrics",
+        "[2001:470:1234:5678::10]:443/TCP",
+        "2001:470:1234:5678::10-2001:470:1234:5678::99",
+        "-d 2001:470:1234:5678::10/128",
+        "addr=2001:470:1234:5678::10,",
+        "lladdr 52:54:00:12:34:56",
+        "2001:470:1234:5678::10: no route",
+    ] {
+        let other = names.text(text);
+        assert!(
+            !other.contains("1234") && !other.contains("5678") && !other.contains("52:54"),
+            "{text}: {other}"
+        );
+    }
+    assert!(names.text("http://[2001:470:1234:5678::10]:10249/metrics").ends_with("]:10249/metrics"));
+    // Its mapping is that of the whole address.
+    assert!(names.text("[2001:470:1234:5678::10]:443/TCP").contains(&names.text("2001:470:1234:5678::10")));
+    assert_eq!(names.text("at 12:34:56: [::1]:10249"), "at 12:34:56: [::1]:10249");
+}
+
+#[test]
 fn rules_keep_their_form() {
     let mut names = Names::default();
     assert_eq!(names.rule("KUBE-SERVICES"), "KUBE-SERVICES");
