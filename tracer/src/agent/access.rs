@@ -20,6 +20,8 @@ use crate::{cluster, error::sentence};
 
 /// How long an answer counts: a token that is withdrawn reads for at most this long.
 const ALLOWED_FOR: Duration = Duration::from_mins(1);
+/// How long an allowed token still reads while the API server cannot review it: the metrics then show that it is lost.
+const UNREVIEWED_FOR: Duration = Duration::from_hours(1);
 const REFUSED_FOR: Duration = Duration::from_secs(10);
 /// The most answers kept.
 const MAX_ANSWERS: usize = 256;
@@ -44,6 +46,13 @@ impl Decision {
     const fn counts_for(self) -> Duration {
         match self {
             Self::Allowed => ALLOWED_FOR,
+            Self::Forbidden | Self::Unknown => REFUSED_FOR,
+        }
+    }
+
+    const fn kept_for(self) -> Duration {
+        match self {
+            Self::Allowed => UNREVIEWED_FOR,
             Self::Forbidden | Self::Unknown => REFUSED_FOR,
         }
     }
@@ -99,10 +108,18 @@ impl Reviewer {
             self.keep(key, decision, Instant::now());
             Ok(decision)
         };
-        match tokio::time::timeout(REVIEW_LIMIT, review).await {
+        let decided = match tokio::time::timeout(REVIEW_LIMIT, review).await {
             Ok(decided) => decided,
             Err(_) => Err(format!("no answer within {} s", REVIEW_LIMIT.as_secs())),
-        }
+        };
+        decided.or_else(|why| self.last_allowed(&key).ok_or(why))
+    }
+
+    /// The earlier answer to a token that the API server cannot review now.
+    fn last_allowed(&self, key: &[u8; 32]) -> Option<Decision> {
+        let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let (at, decision) = answers.get(key)?;
+        (*decision == Decision::Allowed && at.elapsed() < UNREVIEWED_FOR).then_some(*decision)
     }
 
     fn known(&self, key: &[u8; 32]) -> Option<Decision> {
@@ -113,7 +130,7 @@ impl Reviewer {
 
     fn keep(&self, key: [u8; 32], decision: Decision, now: Instant) {
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        answers.retain(|_, (at, decision)| now.duration_since(*at) < decision.counts_for());
+        answers.retain(|_, (at, decision)| now.duration_since(*at) < decision.kept_for());
         if answers.len() >= MAX_ANSWERS {
             answers.clear();
         }
@@ -151,5 +168,25 @@ impl Reviewer {
         let status = answer.map_err(|error| cluster::request_error(&error))?.status.unwrap_or_default();
         let allowed = status.allowed && status.denied != Some(true);
         Ok(if allowed { Decision::Allowed } else { Decision::Forbidden })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The alert on a lost API server needs the metrics of those hours.
+    #[test]
+    fn an_allowed_token_still_reads_while_nobody_can_review_it() {
+        let reviewer = Reviewer::new(cluster::Access::default());
+        let (allowed, refused) = ([1; 32], [2; 32]);
+        let ago = |minutes: u64| Instant::now().checked_sub(Duration::from_mins(minutes)).unwrap();
+        reviewer.keep(allowed, Decision::Allowed, ago(5));
+        reviewer.keep(refused, Decision::Forbidden, ago(5));
+        assert_eq!((reviewer.known(&allowed), reviewer.known(&refused)), (None, None));
+        assert_eq!(reviewer.last_allowed(&allowed), Some(Decision::Allowed));
+        assert_eq!(reviewer.last_allowed(&refused), None);
+        reviewer.keep(allowed, Decision::Allowed, ago(61));
+        assert_eq!(reviewer.last_allowed(&allowed), None);
     }
 }

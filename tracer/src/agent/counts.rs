@@ -101,6 +101,10 @@ impl Counts {
             return;
         }
         self.lives(&key.service);
+        if let (Some(endpoint), false) = (key.endpoint, self.gone.is_empty()) {
+            // Rules that are stale still lead there.
+            self.gone.remove(&(key.service.clone(), Some(endpoint)));
+        }
         add(&mut self.connections, key, count);
     }
 

@@ -84,6 +84,7 @@ pub(crate) struct Figures {
     pub(crate) corrected: u64,
     pub(crate) last_fault: Option<Timestamp>,
     pub(crate) open_flows: u64,
+    pub(crate) held_flows: u64,
     pub(crate) evicted_flows: u64,
     pub(crate) events: u64,
     pub(crate) flows_of_other_nodes: u64,

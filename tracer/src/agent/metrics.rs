@@ -190,7 +190,9 @@ fn flows(page: &mut Page<'_>, figures: &Figures) -> fmt::Result {
     }
     page.counter("viptrace_series_limited", "Increments that went to service=\"_other\"", counts.limited())?;
     page.gauge("viptrace_series", "Series with names of Services", counts.len() as u64)?;
-    page.gauge("viptrace_open_flows", "Flows in memory", figures.open_flows)?;
+    page.gauge("viptrace_open_flows", "Flows without a verdict yet", figures.open_flows)?;
+    let help = "Flows in memory, also those that are kept after their verdict";
+    page.gauge("viptrace_held_flows", help, figures.held_flows)?;
     page.counter("viptrace_evicted_flows", "Flows evicted without a verdict", figures.evicted_flows)?;
     page.counters(
         "viptrace_service_evicted_flows",

@@ -337,6 +337,7 @@ impl Agent {
         figures.recorder = self.recorder.figures().clone();
         let counters = pipeline.counters();
         figures.open_flows = counters.open;
+        figures.held_flows = pipeline.held_flows();
         figures.evicted_flows = counters.evicted;
         figures.events = counters.sightings;
         figures.flows_of_other_nodes = pipeline.flows_of_other_nodes();

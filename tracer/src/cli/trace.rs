@@ -207,7 +207,7 @@ impl<'a> Trace<'a> {
             trace = begin => trace?,
             // Nothing was observed: neither "nothing broken" nor an empty summary would be true.
             () = stop.wanted() => {
-                return Err(anyhow::anyhow!("stopped before the metadata was complete: nothing was observed"))
+                return Err(anyhow::Error::new(StoppedEarly))
                     .hint(|| "`kubectl get services -A` shows whether the API server answers".to_owned());
             }
         };
@@ -571,13 +571,17 @@ impl<'a> Trace<'a> {
 
     /// Applies an update of the metadata and the updates that wait behind it.
     async fn absorb(&mut self, update: Update) {
+        let mut concerns_services = update.concerns_services();
         self.pipeline.absorb(update);
         for _ in 1..BATCH_UPDATES {
             let next = tokio::time::timeout(Duration::ZERO, self.feed.next()).await;
             let Ok(update) = next else { break };
+            concerns_services |= update.concerns_services();
             self.pipeline.absorb(update);
         }
-        self.exchange.changed();
+        if concerns_services {
+            self.exchange.changed();
+        }
         if let (Some(target), Some(tracer)) = (&self.options.target, &mut self.tracer) {
             let wanted = target.addresses(&self.pipeline.pipeline().cluster().history, now());
             // The addresses of a removed endpoint stay in the filter: its old connections end now.
@@ -707,6 +711,11 @@ impl<'a> Trace<'a> {
         Ok((Ending::new(self.pipeline.pipeline(), self.started, ended, gaps), note))
     }
 }
+
+/// A stop request came while the first lists arrived.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("stopped before the metadata was complete: nothing was observed")]
+pub(super) struct StoppedEarly;
 
 /// The warning if another dataplane may serve Services here and kube-proxy is not known to run. A program that can contain
 /// kube-proxy proves nothing.

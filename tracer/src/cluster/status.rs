@@ -112,14 +112,14 @@ impl Status {
     ///
     /// Zero while every watch is open: an API server sends each change at once, and a watch that is silent for longer
     /// than `Limits::silence` is reopened. After a watch is lost, the time since its last data, because later changes
-    /// are unknown. The oldest kind counts, except refused ones. For a folder, the time since its oldest file was
+    /// are unknown, whether the server is lost or refuses. The oldest kind counts, except those that it always refused. For a folder, the time since its oldest file was
     /// written.
     pub fn metadata_age(&self, now: Timestamp) -> Option<Duration> {
         match &self.origin {
             Origin::None => None,
             Origin::Folder { taken } => taken.map(|taken| now.since(taken)),
             Origin::ApiServer(_) => {
-                let followed = self.kinds.iter().filter(|kind| kind.synced && !kind.denied);
+                let followed = self.kinds.iter().filter(|kind| kind.synced);
                 let age = |kind: &KindStatus| match (kind.connected, kind.last_heard) {
                     (true, _) => Duration::ZERO,
                     (false, Some(heard)) => now.since(heard),
@@ -138,7 +138,7 @@ impl Status {
             let status = self.kind(kind);
             let why = status.error.as_deref().unwrap_or("not answered yet");
             let gap = match status.last_heard {
-                _ if status.denied => Gap::Denied,
+                _ if status.denied && !status.synced => Gap::Denied,
                 _ if status.connected && status.synced => continue,
                 Some(heard) if status.synced => Gap::Old { seconds: now.since(heard).as_secs() },
                 _ => Gap::Incomplete,

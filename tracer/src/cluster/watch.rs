@@ -121,6 +121,12 @@ pub struct Update {
 }
 
 impl Update {
+    /// Whether it can change a Service's addresses or endpoints.
+    pub(crate) fn concerns_services(&self) -> bool {
+        let is_change = matches!(self.event, Event::Listed(_) | Event::Changed(_) | Event::Synced);
+        is_change && matches!(self.kind, Kind::Service | Kind::EndpointSlice)
+    }
+
     /// Brings the object's times, which are of the wall clock, to the clock of the trace.
     pub(crate) fn make_trace_time(&mut self, wall_ahead_ns: i64) {
         if let Event::Listed(trimmed) | Event::Changed(Change::Put(trimmed)) = &mut self.event {

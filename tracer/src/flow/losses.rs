@@ -17,6 +17,8 @@ use crate::{net::Netns, sighting::Hook, time::Timestamp};
 
 /// The number of losses kept apart; older ones are merged.
 const MAX_LOSSES: usize = 128;
+/// Losses at one hook, one right after the other, are one up to this length.
+const MERGED: Duration = Duration::from_secs(1);
 /// The number of addresses whose suppressed events are kept apart; those of the address that has been quiet for longest
 /// then count as losses of every flow.
 const MAX_HOSTS: usize = 4096;
@@ -130,10 +132,24 @@ impl Host {
 
 impl Losses {
     fn add(&mut self, loss: Loss) {
+        // One after the other at the same hook, as on a busy node, they are one.
+        let is_next = |known: &&mut Loss| {
+            known.is_counted == loss.is_counted
+                && loss.from <= known.to
+                && loss.to.since(known.from) <= MERGED
+        };
+        let latest = self.of_all.iter_mut().rev().find(|known| known.hook == loss.hook);
+        if let Some(known) = latest.filter(is_next) {
+            known.merge(loss);
+            return;
+        }
         if self.of_all.len() >= MAX_LOSSES
-            && let (Some(oldest), Some(next)) = (self.of_all.pop_front(), self.of_all.front_mut())
+            && let Some(oldest) = self.of_all.pop_front()
         {
-            next.merge(oldest);
+            let alike = self.of_all.iter().position(|known| known.hook == oldest.hook).unwrap_or(0);
+            if let Some(next) = self.of_all.get_mut(alike) {
+                next.merge(oldest);
+            }
         }
         self.of_all.push_back(loss);
     }

@@ -105,7 +105,11 @@ impl Flow {
 
     /// Whether an observation shows that the other end answered.
     pub fn was_answered(&self) -> bool {
-        let replied = |status: Status| self.status_tells_answer(status);
+        // An answer that a rule drops on its way to the client also leaves its mark in the entry, and the client goes on.
+        let is_repeating = self.is_tcp() && self.client.syn_retransmits().is_seen();
+        let replied = |status: Status| {
+            if is_repeating { status.has(Status::ASSURED) } else { self.status_tells_answer(status) }
+        };
         let ends = [&self.client, &self.server];
         ends.iter().any(|end| end.was_connected())
             || self.deleted.is_some_and(|ended| replied(ended.status))
@@ -143,6 +147,11 @@ impl Flow {
     /// Datagrams whose answer only the end of their entry showed.
     pub(super) fn was_answered_after_all(&self) -> bool {
         !self.is_tcp() && self.was_answered()
+    }
+
+    /// When it failed, if it did: an answered flow when it broke, any other with its beginning.
+    pub(crate) fn failed_at(&self) -> Timestamp {
+        self.broke().unwrap_or(self.first_seen)
     }
 
     /// When it broke, if it was answered before: with the first RST, or with the first repetition of what had no answer.

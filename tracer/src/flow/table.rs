@@ -302,9 +302,14 @@ impl FlowTable {
             let another = end.is_seen()
                 && end.sk != fact.sk
                 && end.closed.is_some_and(|closed| !is_embryo(closed.from));
+            // Nothing shows that the earlier one closed.
+            let is_later = !self.limits.sees_closes
+                && end.sk != fact.sk
+                && end.was_connected()
+                && place.time.since(flow.last_seen) > LATE;
             let repeats = matches!(fact.event, SocketEvent::Retransmit { .. }) && flow.is_still_trying();
             let over = flow.ended.is_some_and(|ended| ended.saturating_add(LATE) < place.time);
-            begins(&fact.event) && (another || (over && !repeats))
+            is_later || begins(&fact.event) && (another || (over && !repeats))
         });
         let index = match known {
             Some(index) if !reused => index,

@@ -88,11 +88,6 @@ pub struct Names {
     others: u64,
 }
 
-/// When a judged flow failed: an answered one when it broke, any other with its beginning.
-pub(super) fn failed_at(judged: &Judged) -> Timestamp {
-    judged.broke.unwrap_or(judged.verdict.flow.started)
-}
-
 impl Chapter {
     pub(super) fn new(judged: &Judged) -> Self {
         Self {
@@ -111,24 +106,26 @@ impl Chapter {
         }
     }
 
-    /// The verdict on the flow that failed first.
+    /// The verdict on the flow that failed first, as far as it is kept.
     pub fn first(&self) -> &Verdict {
-        self.earliest.first().map_or(&*self.verdict, |(_, verdict)| verdict)
+        let began = self.began();
+        let first = self.earliest.first().filter(|(time, _)| *time == began);
+        first.map_or(&*self.verdict, |(_, verdict)| verdict)
     }
 
     /// When the first flow failed.
     pub fn began(&self) -> Timestamp {
-        self.earliest.first().map_or(self.verdict.flow.started, |(time, _)| *time)
+        self.times.first_key_value().map_or(self.verdict.flow.started, |(time, _)| *time)
     }
 
     /// When the last flow failed.
     pub fn last(&self) -> Timestamp {
-        self.times.last_key_value().map_or_else(|| self.began(), |(time, _)| *time).max(self.began())
+        self.times.last_key_value().map_or_else(|| self.began(), |(time, _)| *time)
     }
 
     /// Takes a failed flow. Keeps its record if there is room. Returns whether it did.
     pub(super) fn add(&mut self, judged: &Judged, has_room: bool) -> bool {
-        let (verdict, at) = (&judged.verdict, failed_at(judged));
+        let (verdict, at) = (&judged.verdict, judged.failed);
         self.flows += 1;
         let weight = |verdict: &Verdict| (verdict.confidence, verdict.severity);
         if self.flows == 1 || weight(verdict) > weight(&self.verdict) {
@@ -199,10 +196,7 @@ impl Chapter {
     pub(super) fn take_back(&mut self, later: &Judged) -> usize {
         self.flows = self.flows.saturating_sub(1);
         let is_same = |verdict: &Verdict| identity(&verdict.flow) == identity(&later.verdict.flow);
-        let known = self.earliest.iter().find(|(_, verdict)| is_same(verdict)).map(|(time, _)| *time);
-        // The earlier verdict may have been on the opening of a connection that broke later.
-        let candidates = [known, later.broke, Some(later.verdict.flow.started)];
-        let at = candidates.into_iter().flatten().find(|at| self.times.contains_key(at));
+        let at = later.failed_before.filter(|at| self.times.contains_key(at));
         if let Some(at) = at {
             if let Some(flows) = self.times.get_mut(&at) {
                 *flows -= 1;

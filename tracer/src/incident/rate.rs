@@ -52,17 +52,13 @@ impl Rate {
         }
     }
 
-    /// Takes back a flow that was counted at the first of these times at which there is one.
-    pub(super) fn take_back(&mut self, times: impl IntoIterator<Item = Option<Timestamp>>, failed: bool) {
-        for time in times.into_iter().flatten() {
-            let number = (time.as_unix_ns() / self.span_ns).checked_sub(self.first);
-            let span = number.and_then(|number| self.spans.get_mut(usize::try_from(number).ok()?));
-            let Some(span) = span else { continue };
+    /// Takes back a flow that was counted at this time.
+    pub(super) fn take_back(&mut self, time: Timestamp, failed: bool) {
+        let number = (time.as_unix_ns() / self.span_ns).checked_sub(self.first);
+        let span = number.and_then(|number| self.spans.get_mut(usize::try_from(number).ok()?));
+        if let Some(span) = span {
             let count = if failed { &mut span.failed } else { &mut span.others };
-            if *count > 0 {
-                *count -= 1;
-                return;
-            }
+            *count = count.saturating_sub(1);
         }
     }
 

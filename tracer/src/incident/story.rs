@@ -8,11 +8,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use serde::Serialize;
 
-use super::{
-    chapter::{Chapter, failed_at},
-    rate::Rate,
-    timeline::Timeline,
-};
+use super::{chapter::Chapter, rate::Rate, timeline::Timeline};
 use crate::{
     class::{Class, Kind},
     session::{Folded, Judged, Pipeline, Summary},
@@ -93,12 +89,14 @@ impl Story {
                 self.room += chapter.take_back(judged);
             }
             if let Some(rate) = before.service.as_ref().and_then(|service| self.rates.get_mut(service)) {
-                rate.take_back([judged.broke, Some(verdict.flow.started)], before.has_failed);
+                let began = verdict.flow.started;
+                let time = if before.has_failed { judged.failed_before.unwrap_or(began) } else { began };
+                rate.take_back(time, before.has_failed);
             }
         }
         if let Some(service) = &verdict.service {
             let has_failed = verdict.has_failed();
-            let time = if has_failed { failed_at(judged) } else { verdict.flow.started };
+            let time = if has_failed { judged.failed } else { verdict.flow.started };
             self.rate(service, time, 1, has_failed);
             if verdict.class.kind() == Kind::Ok || judged.was_answered && !has_failed {
                 self.was_answered(service, verdict.flow.started);
@@ -256,7 +254,7 @@ mod tests {
 
     #[test]
     fn a_connection_that_breaks_fails_when_it_breaks() {
-        let broken = |port, broke| Judged { broke: Some(after(broke)), ..failed(port, 0) };
+        let broken = |port, broke| Judged { failed: after(broke), ..failed(port, 0) };
         let (story, chapter) = story(&[broken(1, 10_800), answered(3_600), broken(2, 10_860)]);
         assert_eq!((chapter.began(), chapter.last()), (after(10_800), after(10_860)));
         assert_eq!(chapter.bouts().map(|bout| bout.first).collect::<Vec<_>>(), [after(10_800)]);
@@ -300,12 +298,15 @@ mod tests {
             judged.verdict.flow = failed(1, 0).verdict.flow;
             judged.verdict.flow.client_pod = Some("shop/patient".into());
             judged.before = Some(Arc::new(failed(1, 0).verdict.key()));
+            // An hour-old connection that stalled and went on.
+            judged.failed_before = Some(after(3_600));
             judged
         };
-        let mut first = failed(1, 0);
+        let mut first = Judged { failed: after(3_600), ..failed(1, 0) };
         first.verdict.flow.client_pod = Some("shop/patient".into());
         let (story, chapter) = story(&[first, failed(2, 60), recovered()]);
         assert_eq!((chapter.flows, chapter.began(), chapter.last()), (1, after(60), after(60)));
+        assert_eq!(chapter.bouts().count(), 1);
         assert_eq!(chapter.first().flow.client.port(), 2);
         assert_eq!(chapter.verdict.flow.client.port(), 2);
         assert!(!chapter.clients.by_count().iter().any(|(name, _)| *name == "shop/patient"));
@@ -313,5 +314,23 @@ mod tests {
         let counts: Vec<_> = rate.spans().map(|(_, span)| (span.failed, span.others)).collect();
         let total = counts.iter().fold((0, 0), |sum, it| (sum.0 + it.0, sum.1 + it.1));
         assert_eq!(total, (1, 1), "{counts:?}");
+    }
+
+    /// More connections than the verdicts that are kept of the earliest ones stalled for a moment.
+    #[test]
+    fn the_beginning_is_that_of_the_failures_that_stand() {
+        let stalled = |port: u16| Judged { failed: after(10_000 + u64::from(port)), ..failed(port, 0) };
+        let recovered = |port: u16| {
+            let mut judged = Judged { failed_before: Some(stalled(port).failed), ..answered(0) };
+            judged.verdict.flow = stalled(port).verdict.flow;
+            judged.before = Some(Arc::new(stalled(port).verdict.key()));
+            judged
+        };
+        let mut flows: Vec<Judged> = (0..20).map(stalled).collect();
+        flows.extend((0..8).map(recovered));
+        flows.push(Judged { failed: after(13_600), ..failed(99, 13_600) });
+        let (_, chapter) = story(&flows);
+        assert_eq!((chapter.flows, chapter.began(), chapter.last()), (13, after(10_008), after(13_600)));
+        assert_eq!(chapter.first().flow.client.port(), 8);
     }
 }

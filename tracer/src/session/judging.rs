@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::{Arrival, Crossing, Detail, Fate, Judged, Pipeline, Settings};
+use super::{Arrival, Crossing, Detail, Fate, Judged, Pipeline, Settings, remembered::Earlier};
 use crate::{
     cluster::History,
     diagnosis::{self, Context, Outline, Surroundings, Words},
@@ -123,14 +123,14 @@ impl Pipeline {
         }
         if flow.ended.is_none() {
             let key = Arc::clone(found.verdict_key);
-            self.remember(flow.id, key);
+            self.remember(flow, key);
         }
         true
     }
 
     /// Counts the flow if another node on this kernel reports it, unless it has a verdict already.
     fn leave_to_other_node(&mut self, flow: &Flow, is_first: bool) -> bool {
-        if self.before.contains_key(&flow.id) {
+        if self.before.contains(flow.id) {
             return false;
         }
         let around = surroundings(&self.settings, &self.cluster.history, &self.node);
@@ -161,7 +161,8 @@ impl Pipeline {
     }
 
     fn judge_flow(&mut self, flow: &Flow, now: Timestamp) -> Option<Judged> {
-        let before = self.before.get(&flow.id).map(Arc::clone);
+        let earlier = self.before.get(flow.id).cloned();
+        let before = earlier.as_ref().map(|earlier| Arc::clone(&earlier.key));
         // Of a flow with a verdict, and of one of many with a cause, no words may be wanted.
         let shares =
             self.settings.detail == Detail::Causes && flow.revision <= 1 && !diagnosis::is_plain(flow);
@@ -173,11 +174,11 @@ impl Pipeline {
             };
             if let Some(key) = self.known_key(flow, before.as_ref(), &found) {
                 self.suppressed.attribute(flow, found.key.service.as_ref());
-                if before.is_some() {
-                    self.before.remove(&flow.id);
-                }
+                self.before.remove(flow.id);
                 if flow.may_follow() {
-                    self.remember(flow.id, key);
+                    // It stays counted at the time of its first verdict.
+                    let failed = earlier.map_or_else(|| flow.failed_at(), |earlier| earlier.failed);
+                    self.before.set(flow.id, Earlier { key, failed }, self.bounded(MAX_BEFORE));
                 }
                 return None;
             }
@@ -187,9 +188,7 @@ impl Pipeline {
             self.arrive(flow);
             return None;
         };
-        if before.is_some() {
-            self.before.remove(&flow.id);
-        }
+        self.before.remove(flow.id);
         let mut verdict = judgement.verdict;
         self.suppressed.attribute(flow, verdict.service.as_ref());
         // A later flow may lack gaps that this one has, or have further ones.
@@ -201,7 +200,7 @@ impl Pipeline {
         if lasting.is_some() || flow.may_follow() {
             let key = Arc::new(verdict.key());
             if flow.may_follow() {
-                self.remember(flow.id, Arc::clone(&key));
+                self.remember(flow, Arc::clone(&key));
             }
             if let Some(lasting) = lasting {
                 self.healthy.keep(flow, lasting, Arc::new(verdict.clone()), key, &self.cluster.history);
@@ -217,7 +216,8 @@ impl Pipeline {
             before,
             connect_time: flow.connect_time(),
             last_seen: flow.last_seen,
-            broke: flow.broke(),
+            failed: flow.failed_at(),
+            failed_before: earlier.map(|earlier| earlier.failed),
             was_answered: flow.was_answered(),
         })
     }
@@ -262,11 +262,9 @@ impl Pipeline {
     }
 
     /// Remembers the verdict of a flow that may be handed out again.
-    fn remember(&mut self, id: u64, key: Arc<VerdictKey>) {
-        if self.before.len() >= self.bounded(MAX_BEFORE) {
-            self.before.pop_first();
-        }
-        self.before.insert(id, key);
+    fn remember(&mut self, flow: &Flow, key: Arc<VerdictKey>) {
+        let earlier = Earlier { key, failed: flow.failed_at() };
+        self.before.set(flow.id, earlier, self.bounded(MAX_BEFORE));
     }
 
     fn context(&self, now: Timestamp) -> Context<'_> {

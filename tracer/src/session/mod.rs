@@ -14,6 +14,7 @@ mod healthy_folds;
 mod judging;
 mod latency;
 mod neighbours;
+mod remembered;
 mod summary;
 mod suppressed;
 mod undecided;
@@ -22,7 +23,7 @@ mod wall_clock;
 pub mod why;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeSet, VecDeque},
     net::SocketAddr,
     sync::Arc,
     time::Duration,
@@ -44,6 +45,7 @@ use cause_folds::CauseFolds;
 use changes::Changes;
 use healthy_folds::HealthyFolds;
 use neighbours::Neighbours;
+use remembered::Remembered;
 use suppressed::SuppressedEvents;
 use undecided::Undecided;
 use wall_clock::WallClock;
@@ -103,9 +105,12 @@ pub struct Judged {
     /// The time of the flow's last sighting so far. The verdict's own time may be much later, if many flows waited for theirs.
     #[serde(default)]
     pub last_seen: Timestamp,
-    /// When it broke, if it was answered before. `None` if it did not break, or was never answered.
+    /// When it failed, if it did: an answered flow when it broke, any other with its beginning.
     #[serde(default)]
-    pub broke: Option<Timestamp>,
+    pub failed: Timestamp,
+    /// The same of its earlier verdict.
+    #[serde(default)]
+    pub failed_before: Option<Timestamp>,
     /// Whether an observation shows that it was answered.
     #[serde(default)]
     pub was_answered: bool,
@@ -130,8 +135,16 @@ pub struct Judgements {
 impl Judged {
     /// A verdict without the further facts.
     pub fn of(verdict: Verdict) -> Self {
-        let last_seen = verdict.time;
-        Self { verdict, before: None, connect_time: None, last_seen, broke: None, was_answered: false }
+        let (last_seen, failed) = (verdict.time, verdict.flow.started);
+        Self {
+            verdict,
+            before: None,
+            connect_time: None,
+            last_seen,
+            failed,
+            failed_before: None,
+            was_answered: false,
+        }
     }
 }
 
@@ -141,7 +154,8 @@ impl Judgements {
         for judged in &mut self.judged {
             judged.verdict.map_times(&to);
             judged.last_seen = to(judged.last_seen);
-            judged.broke = judged.broke.map(&to);
+            judged.failed = to(judged.failed);
+            judged.failed_before = judged.failed_before.map(&to);
         }
         for folded in &mut self.folded {
             Arc::make_mut(&mut folded.verdict).map_times(&to);
@@ -188,7 +202,7 @@ pub struct Pipeline {
     /// The grace on this node.
     grace: Duration,
     /// By the flow's number, so that the oldest is judged first if there are too many.
-    before: BTreeMap<u64, Arc<VerdictKey>>,
+    before: Remembered,
     healthy: HealthyFolds,
     causes: CauseFolds,
     lost: u64,
@@ -218,7 +232,7 @@ impl Pipeline {
             ready: VecDeque::new(),
             is_finished: false,
             undecided: Undecided::default(),
-            before: BTreeMap::new(),
+            before: Remembered::default(),
             healthy: HealthyFolds::default(),
             causes: CauseFolds::default(),
             lost: 0,
@@ -323,6 +337,11 @@ impl Pipeline {
 
     pub fn counters(&self) -> Counters {
         self.flows.counters()
+    }
+
+    /// The flows in memory, also those that were handed out and are kept for late evidence.
+    pub fn held_flows(&self) -> u64 {
+        self.flows.len() as u64
     }
 
     /// The number of events lost so far, in the kernel or after it.

@@ -1,6 +1,6 @@
 //! The real kube client against an API server that changes, compacts its log, refuses, hangs and becomes unavailable.
 
-use std::{fs, net::SocketAddr, path::Path, time::Duration};
+use std::{collections::BTreeSet, fs, net::SocketAddr, path::Path, time::Duration};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -337,6 +337,61 @@ async fn a_large_cluster_is_read_in_pages() {
     let server = ApiServer::start(SocketAddr::from(([127, 0, 0, 1], 0)), vec![list]).unwrap();
     let lab = Lab::synced_with(server, limits()).await;
     assert_eq!(lab.cluster.history.counts().objects, 1_201);
+}
+
+/// The second page of a list fails, and an object of the first one is deleted before the next list.
+#[tokio::test]
+async fn an_object_of_a_list_that_was_cut_off_is_deleted() {
+    let pod = |n: u32| json!({"metadata": {"name": format!("p{n:05}"), "namespace": "big"}, "status": {"phase": "Running"}});
+    let pods: Vec<_> = (0..20_000).map(pod).collect();
+    let list =
+        json!({"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": pods});
+    let server = ApiServer::start(SocketAddr::from(([127, 0, 0, 1], 0)), vec![list]).unwrap();
+    let dir = TempDir::new().unwrap();
+    let (cluster, feed) = open(&server, &dir, limits()).await;
+    let mut lab = Lab { server, cluster, feed, now: Timestamp::MIN, _dir: dir };
+    lab.until("the first Pod", |cluster, _, _, _| cluster.history.counts().objects > 0).await;
+    lab.server.refuse("Pod", 500, "busy");
+    lab.until("the failed page", |_, kind, event, _| kind == Kind::Pod && matches!(event, Event::Lost(_)))
+        .await;
+    let key = Key::new("big", "p00000");
+    assert!(lab.cluster.history.pod(&key, lab.now).is_some());
+    assert!(lab.server.delete("Pod", "big", "p00000"));
+    lab.server.permit("Pod");
+    lab.until("the whole list", |_, kind, event, _| kind == Kind::Pod && matches!(event, Event::Synced))
+        .await;
+    assert!(lab.cluster.history.pod(&key, lab.now).is_none());
+}
+
+/// A role that was removed, or an API server that has just started: what was known before grows old.
+#[tokio::test]
+async fn metadata_that_is_refused_later_grows_old() {
+    let mut lab = Lab::synced().await;
+    lab.until_watching().await;
+    let kinds = Kind::ALL.map(|kind| kind.to_string());
+    for kind in &kinds {
+        lab.server.forbid(kind);
+    }
+    lab.server.cut_watches();
+    let mut refused = BTreeSet::new();
+    lab.until("every refusal", |_, kind, event, _| {
+        refused.extend(matches!(event, Event::Denied(_)).then_some(kind));
+        refused.len() == Kind::ALL.len()
+    })
+    .await;
+    let later = lab.now.saturating_add(Duration::from_secs(400));
+    let age = lab.cluster.status.metadata_age(later).expect("it is known and old");
+    assert!(age >= Duration::from_secs(399), "{age:?}");
+    let gaps = lab.cluster.status.gaps(later);
+    assert!(gaps.iter().any(|gap| gap.contains(" s old: ") && gap.contains("403")), "{gaps:?}");
+    // It is tried again soon: a server that starts refuses for a moment.
+    for kind in &kinds {
+        lab.server.permit(kind);
+    }
+    lab.until("the next list", |cluster, _, _, _| {
+        cluster.status.metadata_age(later).is_some_and(|age| age.is_zero())
+    })
+    .await;
 }
 
 #[tokio::test]

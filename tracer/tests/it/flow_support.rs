@@ -253,6 +253,13 @@ impl Script {
         self.push(ms, hook, NODE, Fact::Packet(packet))
     }
 
+    /// A segment to the address that the client connected to is dropped without a conntrack entry.
+    pub(crate) fn drop_untranslated(self, ms: u64) -> Self {
+        let mut packet = self.packet(self.orig(), 17, None);
+        packet.reason = Some("NETFILTER_DROP".into());
+        self.push(ms, Hook::KfreeSkb, NODE, Fact::Packet(packet))
+    }
+
     /// A segment without a conntrack entry is dropped.
     pub(crate) fn drop_invalid(self, ms: u64) -> Self {
         let mut packet = self.packet(self.reply(), 24, None);
@@ -397,8 +404,19 @@ impl Script {
     }
 
     /// An end repeats a segment of so many bytes, after these numbers of bytes were acknowledged and received.
-    pub(crate) fn repeats_segment(mut self, ms: u64, server: bool, bytes: u32, counts: (u64, u64)) -> Self {
-        let event = SocketEvent::Retransmit { state: TcpState::Established, bytes: Some(bytes) };
+    pub(crate) fn repeats_segment(self, ms: u64, server: bool, bytes: u32, counts: (u64, u64)) -> Self {
+        self.repeats_segment_in(ms, server, TcpState::Established, bytes, counts)
+    }
+
+    pub(crate) fn repeats_segment_in(
+        mut self,
+        ms: u64,
+        server: bool,
+        state: TcpState,
+        bytes: u32,
+        counts: (u64, u64),
+    ) -> Self {
+        let event = SocketEvent::Retransmit { state, bytes: Some(bytes) };
         self = self.socket(ms, Hook::TcpRetransmit, server, event);
         if let Some(Fact::Socket(socket)) = self.out.last_mut().map(|sighting| &mut sighting.fact) {
             (socket.bytes_acked, socket.bytes_received) = counts;

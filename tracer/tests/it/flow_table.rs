@@ -486,6 +486,39 @@ fn both_ends_and_every_namespace_are_one_flow() {
     assert_eq!(flows[0].decision(Some(NODE)).unwrap().endpoint(), Some(addr(EP)));
 }
 
+/// The agent's hooks do not report that a connection closes: one that repeated a segment must not stay for days, nor hide what
+/// fails later from the same port.
+#[test]
+fn a_connection_whose_close_is_not_seen_ends_with_the_next_of_its_addresses() {
+    let of_agent = || Limits { reread: Reread::Datagrams, sees_closes: false, ..Limits::default() };
+    let repeated = || to_cart().confirm(10_000).repeats_segment(11_000, false, 500, (100, 200));
+    let mut table = FlowTable::new(of_agent());
+    repeated().out.into_iter().for_each(|sighting| table.observe(sighting));
+    table.advance(at(12_000));
+    assert_eq!(table.len(), 1);
+    table.advance(at(700_000));
+    assert_eq!(table.len(), 0, "after ten minutes");
+
+    // The same port again: its first packet is refused before its entry is confirmed.
+    let mut table = FlowTable::new(of_agent());
+    let refused =
+        Script::new(&to_cart().client.to_string(), "10.96.0.10:80", None).with_ct(99).unreach(60_000, 3);
+    repeated().out.into_iter().chain(refused.out).for_each(|sighting| table.observe(sighting));
+    table.finish(at(70_000));
+    let outcomes: Vec<_> = table.drain_settled().map(|flow| flow.outcome()).collect();
+    assert!(outcomes.contains(&Outcome::Rejected), "{outcomes:?}");
+
+    // Another socket repeats its data, of which no beginning was seen.
+    let mut table = FlowTable::new(of_agent());
+    let mut later = to_cart().repeats_segment(60_000, false, 500, (100, 200));
+    if let Fact::Socket(socket) = &mut later.out[0].fact {
+        socket.sk += 64;
+    }
+    repeated().out.into_iter().chain(later.out).for_each(|sighting| table.observe(sighting));
+    table.advance(at(61_000));
+    assert_eq!(table.counters().seen, 2);
+}
+
 #[test]
 fn an_answer_after_the_timeout_is_handed_out() {
     let script = to_cart()

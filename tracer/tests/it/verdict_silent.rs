@@ -111,6 +111,13 @@ fn a_client_in_the_cluster_that_falls_silent_is_named_instead_of_the_endpoint() 
     let verdict = world().verdict(close_unanswered_by(CLIENT), 40_000);
     assert_eq!(verdict.class, Class::Ok, "{verdict:#?}");
     assert!(doubt(&verdict, "only the close was repeated"), "{verdict:#?}");
+    // Data before the close is missed: a bare FIN has no bytes.
+    let data = Script::new(CLIENT, VIP, Some(EP)).confirm(10_000);
+    let data = data.state(10_002, true, TcpState::SynRecv, TcpState::Established);
+    let data = REPEATS
+        .into_iter()
+        .fold(data, |script, ms| script.repeats_segment_in(ms, true, TcpState::FinWait1, 500, (100, 200)));
+    assert_eq!(world().verdict(data, 40_000).class, Class::C29);
     // The client repeats too: the path is broken, and the endpoint is the one that this client misses.
     let both = repeats(repeats(to_cart().established(10_000), true), false);
     let verdict = world().verdict(both, 40_000);
@@ -156,6 +163,19 @@ fn a_rule_that_drops_an_open_connection_is_named() {
     let verdict = World::new().verdict(answers, 40_000);
     assert_eq!(verdict.class, Class::C30, "{verdict:#?}");
     assert!(verdict.root_cause.contains("drops the answers of"), "{}", verdict.root_cause);
+    // The endpoint is elsewhere: the client repeats its request.
+    let answers = repeats(
+        to_cart().confirm(10_000).state(10_001, false, TcpState::SynSent, TcpState::Established),
+        false,
+    );
+    let answers = in_order(at_once.into_iter().fold(answers, Script::drop_known_answer));
+    assert_eq!(World::new().verdict(answers, 40_000).class, Class::C30);
+    // A close after its entry had timed out: its packets are no connection's any more (N5).
+    let untranslated = Script::new(CLIENT, VIP, None);
+    let late = REPEATS.into_iter().fold(untranslated, |script, ms| {
+        script.repeats_segment_in(ms, false, TcpState::FinWait1, 0, (100, 200)).drop_untranslated(ms + 1)
+    });
+    assert_ne!(World::new().verdict(late, 40_000).class, Class::C30);
     // A tc program.
     let by_program = in_order(repeats(to_cart().established(10_000), false).drop_later(20_401, "TC_EGRESS"));
     let verdict = World::new().verdict(by_program, 40_000);
@@ -182,5 +202,7 @@ fn a_repeated_syn_that_was_answered_is_no_silence() {
     let replied = Status::SEEN_REPLY | Status::ASSURED;
     assert_eq!(outcome(of_agent(), replied), (1, Outcome::Established));
     assert_eq!(outcome(of_agent(), 0), (1, Outcome::Stalled));
+    // The answer came to this node, and a rule dropped it before it reached the client.
+    assert_eq!(outcome(of_agent(), Status::SEEN_REPLY), (1, Outcome::Stalled));
     assert_eq!(outcome(Limits::default(), 0), (0, Outcome::Stalled));
 }

@@ -17,7 +17,7 @@ use crate::{
         args::{Attach, ClusterSource, Hooks, TraceOptions},
         check::kernel::Kernel,
         stop::Stop,
-        trace::{Sink, Trace},
+        trace::{Sink, StoppedEarly, Trace},
     },
     kernel::{
         environment::Environment,
@@ -54,7 +54,17 @@ pub(super) async fn run(
     let options = options(config, node);
     let _measured = config.kernel_stats.then(|| measure(&agent)).flatten();
     let mut sink = AgentSink { agent, hangup, reload: false, read_runs: None };
-    let mut trace = Trace::begin(&options, &mut sink, stop).await?;
+    let begun = Trace::begin(&options, &mut sink, stop).await;
+    let mut trace = match begun {
+        Ok(trace) => trace,
+        // A rollout or a drain while the first lists arrive.
+        Err(error) if error.is::<StoppedEarly>() => {
+            sink.agent.log().warn("stop", &error.to_string());
+            sink.agent.finish().await;
+            return Ok(());
+        }
+        Err(error) => return Err(error),
+    };
     trace.watch(&mut sink, stop).await?;
     sink.agent.draining();
     let limit = sink.agent.drain_limit();

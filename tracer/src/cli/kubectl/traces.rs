@@ -469,7 +469,7 @@ impl<'s> Traces<'s> {
             if node.earlier > 0 {
                 let failed = count(node.earlier, "failed flow");
                 ending.gaps.push(format!(
-                    "{failed} from before this trace left out: `kubectl viptrace collect` fetches the agent's recordings"
+                    "{failed} from before this trace left out: `kubectl viptrace collect DIR` fetches the agent's recordings"
                 ));
             }
             (name.clone(), ending)

@@ -81,8 +81,17 @@ pub(super) async fn follow(
     updates: mpsc::Sender<Update>,
     shared: Arc<Mutex<Shared>>,
 ) {
-    let mut follower =
-        Follower { kind, client, limits, updates, shared, known: BTreeSet::new(), version: None };
+    let mut follower = Follower {
+        kind,
+        client,
+        limits,
+        updates,
+        shared,
+        known: BTreeSet::new(),
+        listed: Vec::new(),
+        was_listed: false,
+        version: None,
+    };
     let mut failures = 0;
     loop {
         let begun = Instant::now();
@@ -116,7 +125,8 @@ pub(super) async fn follow(
                 if follower.send(Event::Denied(why)).await.is_err() {
                     return;
                 }
-                Some(DENIED_RETRY.max(limits.retry_max))
+                // A server that has just started refuses until it has read its roles.
+                (!follower.was_listed).then_some(DENIED_RETRY.max(limits.retry_max))
             }
         };
         failures = if lasted { 0 } else { failures };
@@ -142,6 +152,10 @@ struct Follower {
     shared: Arc<Mutex<Shared>>,
     /// The objects sent and not deleted, so that a later list shows which ones are gone.
     known: BTreeSet<Key>,
+    /// Those of a list that is not complete.
+    listed: Vec<Key>,
+    /// Whether a list was complete once.
+    was_listed: bool,
     /// The version to watch from; `None`: list first.
     version: Option<String>,
 }
@@ -164,7 +178,8 @@ impl Follower {
 
     /// Sends all objects, then deletes the known ones that are not in the list.
     async fn list(&mut self) -> Result<(), End> {
-        let mut seen = Vec::new();
+        // Those of a list that was cut off: this one shows which of them are gone.
+        self.known.extend(std::mem::take(&mut self.listed));
         let mut params = ListParams::default().limit(PAGE);
         loop {
             let request = self.request().list(&params).map_err(|error| End::Lost(error.to_string()))?;
@@ -180,7 +195,7 @@ impl Follower {
                 if !odd.is_empty() {
                     self.send(Event::Odd(odd)).await?;
                 }
-                seen.extend(key);
+                self.listed.extend(key);
             }
             if let Some(token) = metadata.continue_.filter(|token| !token.is_empty()) {
                 params.continue_token = Some(token);
@@ -190,10 +205,12 @@ impl Follower {
             }
         }
         // A list is in the order of the keys: a tree that is built at once has no half-empty nodes.
-        let known = std::mem::replace(&mut self.known, seen.into_iter().collect());
+        let listed = std::mem::take(&mut self.listed).into_iter().collect();
+        let known = std::mem::replace(&mut self.known, listed);
         for key in known.difference(&self.known) {
             self.send(Event::Changed(Change::Delete(self.kind, key.clone()))).await?;
         }
+        self.was_listed = true;
         self.send(Event::Synced).await
     }
 

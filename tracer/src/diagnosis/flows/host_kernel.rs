@@ -141,7 +141,7 @@ pub(super) fn only_large_ones(case: &Case<'_>) -> Option<Finding> {
              `ping -M do -s 1422` from the client decides",
         )
         .related(&[Class::C29]);
-    if gone.is_none() {
+    if gone != Some(Departure::Outside) {
         return Some(finding);
     }
     let what = "a client outside the cluster that left before the answer looks the same: several such flows of one client decide";

@@ -152,7 +152,9 @@ pub(super) fn departure(case: &Case<'_>) -> Option<Departure> {
     } else if health_checks::is_outside(flow, &case.ctx.surroundings()) {
         Some(Departure::Outside)
     } else {
-        flow.server.retransmitted_only_its_end().then_some(Departure::AfterAllData)
+        // The data before the close is repeated in the same states.
+        let is_bare = flow.server.retransmitted_only_its_end() && flow.server.stuck().is_none();
+        is_bare.then_some(Departure::AfterAllData)
     }
 }
 

@@ -6,7 +6,7 @@ use super::{Case, Finding, text::length};
 use crate::{
     class::{Class, Confidence},
     diagnosis::path::{Crossing, Scene, Stop, Stops},
-    flow::{Dropped, Flow, Outcome, Refusal, RefusalKind, Stage},
+    flow::{Dropped, Flow, Outcome, Refusal, RefusalKind, SocketEnd, Stage},
     net::{Family, Netns},
     node::{routes::Routes, snapshot::Listing},
     sighting::Hook,
@@ -195,6 +195,7 @@ pub(super) fn connection_dropped(case: &Case<'_>) -> Option<Finding> {
     if case.outcome != Outcome::Silent {
         return None;
     }
+    case.endpoint?;
     let trouble = case.trouble()?;
     let drop = trouble.drops.iter().find(|drop| is_of_repeated(case.flow, drop))?;
     let is_answer = drop.stage == Stage::Reply;
@@ -223,10 +224,19 @@ pub(super) fn connection_dropped(case: &Case<'_>) -> Option<Finding> {
 
 /// Whether this drop met what an end of an answered connection repeats.
 fn is_of_repeated(flow: &Flow, drop: &Dropped) -> bool {
-    let end = if drop.stage == Stage::Reply { &flow.server } else { &flow.client };
-    let repeats = end.retransmits();
+    let is_met = |end: &SocketEnd| {
+        let repeats = end.retransmits();
+        repeats.is_seen() && drop.occurrences.last >= repeats.first
+    };
+    // A client whose answers are dropped repeats its request.
+    let is_repeated = match drop.stage {
+        // Untranslated, it has no entry any more (N5).
+        Stage::Before => false,
+        Stage::After => is_met(&flow.client),
+        Stage::Reply => is_met(&flow.server) || is_met(&flow.client),
+    };
     let is_by_rule = drop.is("NETFILTER_DROP") || PROGRAMS.iter().any(|(reason, _)| drop.is(reason));
-    is_by_rule && !drop.opening && repeats.is_seen() && drop.occurrences.last >= repeats.first
+    is_by_rule && !drop.opening && is_repeated
 }
 
 /// Whether a rule dropped an answer that its conntrack entry would have translated back.

@@ -230,13 +230,7 @@ pub(super) fn node_port_not_here(case: &Case<'_>) -> Option<Finding> {
     }
     let node = case.ctx.node;
     let missing = node.rule(asked, case.vip.port.protocol) == Some(RuleEffect::Missing);
-    if node.is_own_address(asked.ip()) != Some(true) {
-        return None;
-    }
-    if asked.ip().is_loopback() {
-        return at_loopback(case, missing);
-    }
-    if lacks_family(case) {
+    if lacks_family(case) && !asked.ip().is_loopback() {
         let family = Family::of(asked.ip());
         let what = format!(
             "node port {} of {} is not served at {}: the Service has no {family} address",
@@ -245,6 +239,12 @@ pub(super) fn node_port_not_here(case: &Case<'_>) -> Option<Finding> {
             asked.ip()
         );
         return Some(case.finding(Class::C26, what).api(None, format!("{} is not of {family}", case.name())));
+    }
+    if node.is_own_address(asked.ip()) != Some(true) {
+        return None;
+    }
+    if asked.ip().is_loopback() {
+        return at_loopback(case, missing);
     }
     let other = node.serves_node_port_at(asked.port(), case.vip.port.protocol).filter(|_| missing)?;
     Some(
