@@ -31,10 +31,10 @@ pub(super) fn run(options: &ExplainPcapOptions, mut printer: Printer) -> anyhow:
         printer.note(&safe(&note));
     }
     let mut lacks = ending.missing.iter().cloned().collect::<Vec<_>>();
-    is_complete &= lacks.is_empty();
     lacks.extend(tuples.remarks());
     lacks.extend(assembly.remark());
     lacks.extend(recorded.remark());
+    is_complete &= lacks.is_empty();
     for lack in lacks {
         printer.warn(&format!("{name}: {lack}"));
     }

@@ -21,7 +21,7 @@ use crate::{
     incident::{Beside, Timeline, Track},
     platform,
     report::{OutputError, Printer},
-    session::{ChangeLister, Judgements},
+    session::{ChangeLister, Judged, Judgements},
     text::count,
     time::Timestamp,
 };
@@ -59,6 +59,11 @@ impl Audience for Judging<'_> {
 
     fn take(&mut self, judgements: Judgements, beside: Beside<'_>, _: Timestamp) -> anyhow::Result<()> {
         judgements.judged.iter().for_each(|judged| self.verdicts.add(&judged.verdict, beside.track));
+        Ok(())
+    }
+
+    fn withdraw(&mut self, judged: &Judged, beside: Beside<'_>) -> anyhow::Result<()> {
+        self.verdicts.add(&judged.verdict, beside.track);
         Ok(())
     }
 }
@@ -127,6 +132,11 @@ impl Audience for Filling<'_> {
             self.tables.flow(judged, node).with_context(|| cannot_write(self.folder))?;
         }
         Ok(())
+    }
+
+    fn withdraw(&mut self, judged: &Judged, beside: Beside<'_>) -> anyhow::Result<()> {
+        let node = node(beside.timeline, beside.track);
+        self.tables.flow(judged, node).with_context(|| cannot_write(self.folder))
     }
 }
 

@@ -30,7 +30,7 @@ use crate::{
         html::{self, Messages},
         story,
     },
-    session::{Detail, Ending, Judgements, SelectedFlows},
+    session::{Detail, Ending, Judged, Judgements, SelectedFlows},
     text::{count, list, safe},
     time::Timestamp,
 };
@@ -101,6 +101,10 @@ pub(super) trait Audience {
     fn take(&mut self, judgements: Judgements, beside: Beside<'_>, now: Timestamp) -> anyhow::Result<()>;
     /// The judgements that would be wanted if all classes were.
     fn take_beside(&mut self, _: &Judgements) {}
+    /// An earlier verdict that it took no longer holds: the flow has another class, which is not wanted.
+    fn withdraw(&mut self, _: &Judged, _: Beside<'_>) -> anyhow::Result<()> {
+        Ok(())
+    }
     /// A trace has ended.
     fn ended(&mut self, _: Beside<'_>) {}
 }
@@ -122,6 +126,10 @@ impl Audience for Rows<'_> {
 
     fn take(&mut self, judgements: Judgements, beside: Beside<'_>, now: Timestamp) -> anyhow::Result<()> {
         self.show.show(self.report, judgements, beside.pipeline, now)
+    }
+
+    fn withdraw(&mut self, judged: &Judged, _: Beside<'_>) -> anyhow::Result<()> {
+        self.show.withdraw(self.report, judged)
     }
 }
 
@@ -296,11 +304,17 @@ impl Opened {
             if now > played.to {
                 break;
             }
+            if let Some(beside) = beside(&self.timeline, track) {
+                self.selection.name_port(&beside.pipeline.cluster().history);
+            }
             let selected = self.selection.select(judgements, span);
             others += selected.others;
             has_any |= selected.has_any();
             audience.take_beside(&selected.of_other_classes);
             if let Some(beside) = beside(&self.timeline, track) {
+                for judged in &selected.withdrawn {
+                    audience.withdraw(judged, beside)?;
+                }
                 audience.take(selected.wanted, beside, now)?;
             }
         }
@@ -329,8 +343,9 @@ impl Opened {
                 gaps.push(format!("the recording is incomplete: {}", found.join("; ")));
             }
             let mut ending = Ending::new(beside.pipeline, track.header().started, ended, gaps);
-            ending.started = self.timeline.common(index, ending.started);
-            ending.ended = self.timeline.common(index, ending.ended);
+            // The times that were wanted, not those that were played for them.
+            ending.started = self.timeline.common(index, ending.started).max(span.from);
+            ending.ended = self.timeline.common(index, ending.ended).min(span.to).max(ending.started);
             endings.push((safe(track.name()).into_owned(), ending));
         }
         let nothing = reasons.into_iter().flatten().next();

@@ -1,16 +1,16 @@
 //! The flows that a person wants to see.
 
-use std::{fmt, net::SocketAddr};
+use std::{fmt, net::SocketAddr, sync::Arc};
 
 use super::target::Target;
 use crate::{
     class::Class,
-    cluster::History,
+    cluster::{History, Key, model::ServicePort},
     error::sentence,
-    session::Judgements,
+    session::{Judged, Judgements},
     text::{list, safe},
     time::{Timestamp, when::When},
-    verdict::Verdict,
+    verdict::{ServiceRef, Verdict, VerdictKey},
 };
 
 /// Which flows are shown. Without a condition, all.
@@ -19,6 +19,8 @@ pub struct Selection {
     pub target: Option<Target>,
     /// Of a Service, the port's name or number.
     pub port: Option<String>,
+    /// The name of the port, if `port` is the number of one that has a name: verdicts have names.
+    pub(crate) port_name: Option<Arc<str>>,
     /// The client: a Pod or an address.
     pub client: Option<Target>,
     pub flow: Option<FlowAddresses>,
@@ -120,6 +122,8 @@ pub(crate) struct Selected {
     pub(crate) wanted: Judgements,
     /// Those that only their class keeps out.
     pub(crate) of_other_classes: Judgements,
+    /// Of these, the flows whose earlier verdict was wanted and failed: it no longer holds.
+    pub(crate) withdrawn: Vec<Judged>,
     /// The number of flows that are not wanted, without those judged again.
     pub(crate) others: u64,
 }
@@ -158,6 +162,17 @@ impl Selection {
         Ok(span)
     }
 
+    /// Finds the name of a port that was given by its number.
+    pub(crate) fn name_port(&mut self, history: &History) {
+        let Some(Target::Service { namespace, name }) = &self.target else { return };
+        let Some(number) = self.port.as_deref().and_then(|port| port.parse::<u16>().ok()) else { return };
+        if self.port_name.is_none() {
+            let service = history.service(&Key::new(namespace, name), Timestamp::MAX);
+            let port = service.and_then(|service| service.ports.iter().find(|port| port.port == number));
+            self.port_name = port.map(ServicePort::label);
+        }
+    }
+
     /// Sorts judgements by what is wanted.
     pub(crate) fn select(&self, judgements: Judgements, span: Span) -> Selected {
         let Judgements { judged, folded, .. } = judgements;
@@ -173,6 +188,10 @@ impl Selection {
                 selected.wanted.judged.push(judged);
             } else {
                 selected.others += u64::from(is_new);
+                let was_wanted = |before: &VerdictKey| before.has_failed && self.wants_class(before.class);
+                if judged.before.as_deref().is_some_and(was_wanted) {
+                    selected.withdrawn.push(judged.clone());
+                }
                 selected.of_other_classes.judged.push(judged);
             }
         }
@@ -243,8 +262,10 @@ impl Selection {
 
     /// Whether the flow is of the wanted Service, client and addresses.
     fn has_ends(&self, verdict: &Verdict) -> bool {
-        let is_of_port =
-            |port: &String| verdict.service.as_ref().is_some_and(|service| *service.port == **port);
+        let is_of_port = |port: &String| {
+            let name = |service: &ServiceRef| Some(&*service.port) == self.port_name.as_deref();
+            verdict.service.as_ref().is_some_and(|service| *service.port == **port || name(service))
+        };
         self.target.as_ref().is_none_or(|target| target.matches(verdict))
             && self.port.as_ref().is_none_or(is_of_port)
             && self.client.as_ref().is_none_or(|client| client.is_client(verdict))

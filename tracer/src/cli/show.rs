@@ -5,7 +5,7 @@ use std::time::Instant;
 use crate::{
     cli::{Outcome, selection::Selection, target::Target},
     report::{Form, Report, Status, View},
-    session::{Connections, Detail, Ending, Judgements, Pipeline, Summary},
+    session::{Connections, Detail, Ending, Judged, Judgements, Pipeline, Summary},
     time::Timestamp,
 };
 
@@ -61,6 +61,15 @@ impl Show {
             });
         }
         report.tick(at)?;
+        Ok(())
+    }
+
+    /// Takes an earlier verdict back, of a flow whose new one is not wanted.
+    pub(super) fn withdraw(&mut self, report: &mut Report, judged: &Judged) -> anyhow::Result<()> {
+        if let Some(before) = &judged.before {
+            self.summary.withdraw(before);
+            report.withdraw(judged, before)?;
+        }
         Ok(())
     }
 

@@ -23,6 +23,8 @@ pub struct Limits {
     pub silence: Duration,
     /// How old an unanswered UDP flow is at the last reading of its entry before the flow is handed out: a resolver whose
     /// upstream is silent answers after six seconds (the `forward` plugin of `CoreDNS`: five, and a last attempt).
+    // A recording without it has one reading of each entry.
+    #[serde(default)]
     pub last_reading: Duration,
     /// How long a flow that was handed out is kept for late evidence.
     pub linger: Duration,

@@ -256,9 +256,9 @@ impl Chapter {
 
     fn keep_nearest(&mut self) {
         let began = self.began();
-        self.changes.sort_by_key(|change| change.change.time);
+        self.changes.sort_by_key(|change| (change.earliest() > began, change.change.time));
         // In a lively incident the latest changes are many, and the cause is among those before it.
-        let earlier = self.changes.partition_point(|it| it.change.time <= began);
+        let earlier = self.changes.partition_point(|it| it.earliest() <= began);
         let later = self.changes.len() - earlier;
         self.changes.drain(earlier..earlier + later.saturating_sub(MAX_CHANGES));
         self.changes.drain(..earlier.saturating_sub(MAX_CHANGES));
@@ -307,6 +307,11 @@ impl Names {
 }
 
 impl Change {
+    /// The earliest time at which it can have happened: a reading of the node finds it later, often because a flow failed.
+    pub fn earliest(&self) -> Timestamp {
+        self.change.after.unwrap_or(self.change.time)
+    }
+
     /// Whether two nodes noticed one change.
     fn is_same(&self, other: &Self) -> bool {
         let (one, two) = (&self.change, &other.change);

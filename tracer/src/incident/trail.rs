@@ -68,6 +68,13 @@ pub struct TrailStep {
     skb: u64,
 }
 
+impl TrailStep {
+    /// Whether the packet's memory is free after it.
+    fn frees_packet(&self) -> bool {
+        self.hook == Hook::KfreeSkb.symbol()
+    }
+}
+
 /// The way of one flow.
 #[derive(Clone, Debug)]
 pub struct Trail {
@@ -517,12 +524,15 @@ fn find_same(steps: &mut [TrailStep]) {
         .iter()
         .enumerate()
         .map(|(index, step)| {
-            let earlier = steps.get(..index).unwrap_or_default().iter().enumerate();
+            let earlier = steps.get(..index).unwrap_or_default().iter().enumerate().rev();
             let same = |other: &TrailStep| {
                 let apart = step.time.since(other.time);
                 other.skb == step.skb && step.skb != 0 && other.node == step.node && apart <= ONE_PACKET
             };
-            earlier.filter(|(_, other)| same(other)).map(|(at, _)| at).next()
+            // The memory of a packet that was dropped is soon that of another one.
+            let of_packet =
+                earlier.filter(|(_, other)| same(other)).take_while(|(_, other)| !other.frees_packet());
+            of_packet.map(|(at, _)| at).last()
         })
         .collect();
     for (step, mark) in steps.iter_mut().zip(marks) {

@@ -13,10 +13,19 @@ use super::{
     head::{Content, Place, flag},
     recorded::Found,
 };
-use crate::{net::TransportAddr, session::Fate, text::count, time::Timestamp, verdict::Verdict};
+use crate::{
+    net::{Protocol, TransportAddr},
+    session::Fate,
+    text::count,
+    time::Timestamp,
+    verdict::Verdict,
+};
 
 /// A recorded connection and a captured SYN are the same connection if they began at most so far apart.
 const SAME_BEGINNING: Duration = Duration::from_secs(2);
+/// Datagrams, or the repetitions of a failed connection, are of the recorded flow if its last event was at most so long
+/// before them: conntrack forgets them after three minutes (`nf_conntrack_udp_timeout_stream` of older kernels).
+const IDLE: Duration = Duration::from_mins(3);
 
 /// A connection of the capture.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
@@ -255,7 +264,12 @@ fn verdict<'a>(connection: &Connection, recorded: &'a Recorded) -> Option<&'a Fo
         return found.filter(|found| apart(found) <= SAME_BEGINNING).min_by_key(apart);
     }
     let until = last.saturating_add(SAME_BEGINNING);
-    found.filter(|found| found.started <= until).max_by_key(|found| found.started)
+    // A client uses a port again: the flow has to have lived until the capture, or nearly.
+    let lived = |found: &&Found| {
+        let may_idle = connection.tuple.protocol == Protocol::TCP && !found.verdict.has_failed();
+        may_idle || found.last_seen.saturating_add(IDLE) >= first
+    };
+    found.filter(|found| found.started <= until).filter(lived).max_by_key(|found| found.started)
 }
 
 /// Why no recording has a verdict for this connection.

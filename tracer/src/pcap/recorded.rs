@@ -83,6 +83,8 @@ pub(super) struct Found {
     pub(super) verdict: Verdict,
     /// When its flow began, on the capture's clock.
     pub(super) started: Timestamp,
+    /// When its last event was seen, on the capture's clock.
+    pub(super) last_seen: Timestamp,
     pub(super) recording: usize,
 }
 
@@ -231,7 +233,8 @@ impl Recorded {
             self.recordings.get(recording).and_then(|source| source.ahead).map_or(0, |ahead| ahead.ns)
         };
         for found in self.verdicts.values_mut().flatten() {
-            found.started = found.started.shifted(shift(found.recording));
+            let ns = shift(found.recording);
+            (found.started, found.last_seen) = (found.started.shifted(ns), found.last_seen.shifted(ns));
         }
         for translation in self.translations.values_mut().flatten() {
             translation.since = translation.since.shifted(shift(translation.recording));
@@ -258,7 +261,7 @@ impl Recorded {
 
     fn keep(&mut self, judgements: Judgements, tuples: &Tuples) {
         for judged in judgements.judged {
-            self.keep_verdict(judged.verdict, tuples);
+            self.keep_verdict(judged.verdict, judged.last_seen, tuples);
         }
         for arrival in judgements.arrivals {
             for protocol in [Protocol::TCP, Protocol::UDP, Protocol::SCTP] {
@@ -270,7 +273,7 @@ impl Recorded {
         }
     }
 
-    fn keep_verdict(&mut self, verdict: Verdict, tuples: &Tuples) {
+    fn keep_verdict(&mut self, verdict: Verdict, last_seen: Timestamp, tuples: &Tuples) {
         let flow = &verdict.flow;
         let Some(protocol) = Protocol::from_name(&flow.protocol) else { return };
         let Some(to) = flow.vip.or(flow.endpoint) else { return };
@@ -293,10 +296,10 @@ impl Recorded {
             .iter_mut()
             .find(|found| found.recording == recording && found.verdict.flow.started == verdict.flow.started);
         if let Some(earlier) = earlier {
-            earlier.verdict = verdict;
+            (earlier.verdict, earlier.last_seen) = (verdict, last_seen);
         } else if self.kept_verdicts < MAX_VERDICTS && found.len() < MAX_OF_ONE {
             self.kept_verdicts += 1;
-            found.push(Found { started: verdict.flow.started, verdict, recording });
+            found.push(Found { started: verdict.flow.started, last_seen, verdict, recording });
         } else {
             self.left_out += 1;
         }

@@ -16,7 +16,7 @@ use super::{
     index::Plan,
     records::{Records, unpack},
 };
-pub(super) use last::last_time;
+pub(super) use last::{has_end, last_time};
 pub use narrow::Reading;
 
 use crate::{error::Hint, time::Timestamp};

@@ -221,7 +221,7 @@ impl Wholeness {
     fn of(path: &Path) -> Self {
         Self {
             has_index: index_state(path) == IndexState::Usable,
-            has_end: File::open(path).ok().and_then(super::reader::last_time).is_some(),
+            has_end: File::open(path).is_ok_and(super::reader::has_end),
             bytes: fs::metadata(path).map_or(0, |meta| meta.len()),
         }
     }

@@ -12,7 +12,10 @@ use crate::report::{
     printer::{OutputError, Printer},
     row::Row,
 };
-use crate::session::{Folded, Judged};
+use crate::{
+    session::{Folded, Judged},
+    verdict::VerdictKey,
+};
 
 /// The minimum time between two lines of the same flows.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -48,7 +51,9 @@ impl LogTable {
         if let Some(before) = &judged.before {
             self.groups.take_back(before, verdict.flow.node.as_deref());
         }
-        let is_shown = view.shows(verdict);
+        let is_withdrawal =
+            !self.form.groups() && judged.before.as_ref().is_some_and(|before| before.has_failed);
+        let is_shown = view.shows(verdict) || is_withdrawal;
         if !is_shown && !view.folds(verdict) {
             return Ok(());
         }
@@ -65,6 +70,10 @@ impl LogTable {
         }
         self.next = self.next.or(Some(now + INTERVAL));
         Ok(())
+    }
+
+    pub(super) fn withdraw(&mut self, before: &VerdictKey, node: Option<&str>) {
+        self.groups.take_back(before, node);
     }
 
     pub(super) fn fold(&mut self, folded: &Folded, now: Instant) {

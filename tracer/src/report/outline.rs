@@ -123,7 +123,7 @@ pub(super) fn failed(rate: &Rate) -> String {
 pub(super) fn changes(chapter: &Chapter) -> (Vec<(&'static str, Vec<&Change>)>, Vec<&Change>) {
     let began = chapter.began();
     let (before, during): (Vec<&Change>, Vec<&Change>) =
-        chapter.changes.iter().partition(|it| it.change.time <= began);
+        chapter.changes.iter().partition(|it| it.earliest() <= began);
     let mut from = Duration::ZERO;
     let mut windows = Vec::new();
     for (window, label) in WINDOWS {

@@ -18,6 +18,7 @@ use crate::{
     },
     session::{Ending, Folded, Judged, Summary},
     text::safe,
+    verdict::VerdictKey,
 };
 
 /// Takes verdicts and prints them. Writes nothing between calls: the event loop calls [`Report::tick`] after each batch
@@ -77,6 +78,9 @@ impl Report {
 
     /// Shows one judged flow, if the view shows it.
     pub fn show(&mut self, judged: &Judged, now: Instant) -> Result<(), OutputError> {
+        // A later record says that an earlier one no longer holds.
+        let is_shown = self.form.view.shows(&judged.verdict)
+            || judged.before.as_ref().is_some_and(|before| before.has_failed);
         match &mut self.sink {
             Sink::Live(table) => {
                 table.show(judged);
@@ -87,13 +91,22 @@ impl Report {
                 top.show(judged);
                 Ok(())
             }
-            Sink::Json if self.form.view.shows(&judged.verdict) => {
-                self.printer.data(&json::line(&judged.verdict)?)
-            }
-            Sink::Yaml if self.form.view.shows(&judged.verdict) => {
-                self.printer.data(&yaml::document(&judged.verdict)?)
-            }
+            Sink::Json if is_shown => self.printer.data(&json::line(&judged.verdict)?),
+            Sink::Yaml if is_shown => self.printer.data(&yaml::document(&judged.verdict)?),
             Sink::Json | Sink::Yaml => Ok(()),
+        }
+    }
+
+    /// Takes back what an earlier verdict showed. The new one is shown only where each verdict has a record.
+    pub fn withdraw(&mut self, judged: &Judged, before: &VerdictKey) -> Result<(), OutputError> {
+        match &mut self.sink {
+            Sink::Log(table) => {
+                table.withdraw(before, judged.verdict.flow.node.as_deref());
+                Ok(())
+            }
+            Sink::Json => self.printer.data(&json::line(&judged.verdict)?),
+            Sink::Yaml => self.printer.data(&yaml::document(&judged.verdict)?),
+            Sink::Live(_) | Sink::Top(_) => Ok(()),
         }
     }
 

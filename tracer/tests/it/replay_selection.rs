@@ -143,3 +143,16 @@ fn damage_is_no_loss_in_the_kernel() {
     let records = terminal.run("replay hole.viptrace --all -o json");
     assert!(records.contains("an unknown number of events is missing: a part of the recording"), "{records}");
 }
+
+#[test]
+fn a_port_is_chosen_by_its_name_or_its_number() {
+    let terminal = Terminal::new();
+    terminal.bring("recordings/debian-6.12-c20-no-endpoints.viptrace", "one.viptrace");
+    let flows = |port: &str| {
+        let read = terminal.run(&format!("replay one.viptrace -o json --service shop/checkout{port}"));
+        read.lines().filter(|line| line.starts_with('{')).count()
+    };
+    let all = flows("");
+    assert!(all > 0 && flows(":http") == all && flows(":80") == all, "{all}");
+    assert_eq!(flows(":81"), 0);
+}

@@ -132,6 +132,19 @@ fn c22_a_local_policy_is_refused_here() {
     assert_eq!((verdict.class, verdict.domain), (Class::C22, Domain::ServiceConfig));
 }
 
+/// A Pod of a `DaemonSet` was replaced: those of the other nodes are old, and this node's virtual server waits for kube-proxy.
+#[test]
+fn under_a_local_policy_the_age_of_the_nodes_own_endpoint_counts() {
+    let refused_at = |ready: u64| {
+        let mut shop = Shop::with_endpoints(&["10.244.2.9:8080"]);
+        shop.serves_elsewhere();
+        shop.ready(EP, ready);
+        shop.cart.internal_traffic_policy = TrafficPolicy::Local;
+        world_of(shop).verdict(refused(60_000), 70_000).class
+    };
+    assert_eq!([refused_at(59_000), refused_at(1_000)], [Class::C5, Class::C12]);
+}
+
 #[test]
 fn c21_a_reply_that_goes_past_this_node() {
     let node_port = "192.168.1.2:30080";

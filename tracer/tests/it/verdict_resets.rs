@@ -337,6 +337,13 @@ fn an_entry_without_a_reply_is_read_once_more_for_a_last_reading() {
     }
 }
 
+/// A recording from before the last reading has none: its flows do not wait for it.
+#[test]
+fn the_limits_of_an_old_recording_have_one_reading() {
+    let old: Limits = serde_json::from_str("{}").unwrap();
+    assert_eq!(old, Limits { last_reading: std::time::Duration::ZERO, ..Limits::default() });
+}
+
 #[test]
 fn a_late_reader_still_asks_before_it_hands_out() {
     let mut table = rereading();

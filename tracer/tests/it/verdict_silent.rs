@@ -1,6 +1,9 @@
 //! Connections that worked and then fell silent: which end, and whether it is a fault at all.
 
-use crate::flow_support::{CLIENT, EP, Script, VIP, World, addr, at};
+use crate::{
+    cluster_support::{NOT_READY, node},
+    flow_support::{CLIENT, EP, Script, VIP, World, addr, at},
+};
 use viptrace::{
     class::{Class, Confidence, Severity},
     cluster::{Via, model::Object},
@@ -122,6 +125,48 @@ fn a_client_in_the_cluster_that_falls_silent_is_named_instead_of_the_endpoint() 
     let both = repeats(repeats(to_cart().established(10_000), true), false);
     let verdict = world().verdict(both, 40_000);
     assert!(verdict.root_cause.contains("answered and then fell silent"), "{}", verdict.root_cause);
+}
+
+/// A node dies: its endpoints are not ready for minutes before they leave, and the Node's state is unknown.
+#[test]
+fn an_endpoint_that_is_only_not_ready_has_not_left() {
+    let silent = || repeats(to_cart().established(10_000), false);
+    let mut world = World::new();
+    world.shop.becomes(EP, NOT_READY, 15_000);
+    world.shop.on_node(EP, "worker-2");
+    let mut object = node("worker-2", "192.168.1.3");
+    let Object::Node(known) = &mut object else { panic!() };
+    std::sync::Arc::make_mut(known).ready = None;
+    world.shop.put(14_000, object);
+    let verdict = world.verdict(silent(), 40_000);
+    assert_eq!(verdict.class, Class::C29, "{verdict:#?}");
+    let says = |what: &str| verdict.evidence.iter().any(|evidence| evidence.content.contains(what));
+    assert!(says("the endpoint's node worker-2 is not Ready"), "{verdict:#?}");
+    assert!(verdict.mitigation.immediate.contains("kubectl describe node worker-2"), "{verdict:#?}");
+    // Its readiness probe fails, and its application resets a minute later.
+    let mut world = World::new();
+    world.shop.becomes(EP, NOT_READY, 15_000);
+    let reset =
+        to_cart().established(10_000).send_reset(75_000, true, TcpState::Established, "TCP_ABORT_ON_CLOSE");
+    let reset = reset.receive_reset(75_001, TcpState::Established).state(
+        75_001,
+        false,
+        TcpState::Established,
+        TcpState::Close,
+    );
+    assert_eq!(world.verdict(reset, 80_000).class, Class::Ok);
+}
+
+/// The endpoint of a datagram left a moment before: there is no answer, and nothing refuses it.
+#[test]
+fn a_datagram_to_an_endpoint_that_just_left_is_lag() {
+    let resolver = "10.96.0.53:53";
+    let mut world = World::new();
+    world.shop.reached_by(Via::ClusterIp, resolver);
+    world.shop.ready("10.244.1.8:8080", 0);
+    world.shop.leaves(EP, 9_000);
+    let asked = Script::new(CLIENT, resolver, Some(EP)).udp().confirm(10_000).reread(18_400, 0);
+    assert_eq!(world.verdict(asked, 50_000).class, Class::C5);
 }
 
 /// An HTTP client with a timeout resets a connection whose request had no answer.

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Context, Finding, Say, text::length};
+use super::{Context, Finding, Say, datagrams::unanswered_for, text::length};
 use crate::{
     class::{Class, Confidence},
     cluster::{Address, EndpointState, Kind, Membership, Standing, Usable, Via, Vip},
@@ -161,6 +161,16 @@ impl<'a> Case<'a> {
 
     pub(super) fn failed(&self) -> bool {
         !self.outcome.is_success() && self.outcome != Outcome::Pending
+    }
+
+    /// The same, or an answer that was due did not come: an unanswered datagram is no failure by itself.
+    pub(super) fn has_failed_or_waits(&self) -> bool {
+        self.failed() || unanswered_for(self).is_some()
+    }
+
+    /// Since when there is an endpoint that a rule may choose here: under a Local policy only the node's own count.
+    pub(super) fn choosable_since(&self, usable: Usable) -> Timestamp {
+        choosable_since(self.ctx, &self.vip, usable, self.decided)
     }
 
     pub(super) fn trouble(&self) -> Option<&'a Trouble> {
@@ -361,6 +371,12 @@ pub(super) fn is_stopped_by_kube_proxy(flow: &Flow, vip: &Vip<'_>) -> bool {
     };
     let is_dropped = |drop: &Dropped| drop.stage == Stage::Before && drop.is("NETFILTER_DROP");
     trouble.refusal.is_some_and(is_refused) || vip.is_local() && trouble.drops.iter().any(is_dropped)
+}
+
+/// As [`Case::choosable_since`].
+pub(super) fn choosable_since(ctx: &Context<'_>, vip: &Vip<'_>, usable: Usable, at: Timestamp) -> Timestamp {
+    let own = || ctx.cluster.local_ready_since(vip, ctx.node_name, at);
+    usable.since.max(vip.is_local().then(own).flatten().unwrap_or(Timestamp::MIN))
 }
 
 /// Whether none of these endpoints is one that a rule for this address may choose.

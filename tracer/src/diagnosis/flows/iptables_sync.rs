@@ -27,13 +27,14 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     let usable = case.usable().filter(|usable| usable.count > 0)?;
-    if case.within_grace(usable.since) {
+    let since = case.choosable_since(usable);
+    if case.within_grace(since) {
         return Some(lag(
             case,
             format_args!(
                 "the rules still refuse {}, which has existed with endpoints for {}",
                 case.name(),
-                length(case.age(usable.since))
+                length(case.age(since))
             ),
         ));
     }
@@ -199,7 +200,10 @@ fn rules_were_written(case: &Case<'_>) -> Option<(Timestamp, &'static str)> {
         case.ctx.node.report.last_synced.filter(|synced| Timestamp::MIN < *synced && *synced < case.decided);
     let synced = synced.map(|synced| (synced, "kube-proxy has written its rules"));
     synced.or_else(|| {
-        Some((case.ctx.translations.translated_before(case.decided)?, "its rules translated connections"))
+        // One that has just started removes the rules of the mode before it (`platformCleanup`).
+        let own = |at: &Timestamp| case.ctx.node.report.started.is_none_or(|started| *at > started);
+        let translated = case.ctx.translations.translated_before(case.decided).filter(own)?;
+        Some((translated, "its rules translated connections"))
     })
 }
 

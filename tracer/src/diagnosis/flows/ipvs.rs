@@ -35,13 +35,14 @@ pub(super) fn no_destination(case: &Case<'_>) -> Option<Finding> {
     if case.vip.is_local() && usable.is_some_and(|usable| usable.local == Some(0)) {
         return Some(no_local_real_server(case));
     }
-    if let Some(usable) = usable.filter(|usable| case.within_grace(usable.since)) {
+    let since = usable.map(|usable| case.choosable_since(usable));
+    if let Some(since) = since.filter(|since| case.within_grace(*since)) {
         return Some(lag(
             case,
             format_args!(
                 "IPVS has no real server for {}, which has existed with endpoints for {}",
                 case.name(),
-                length(case.age(usable.since))
+                length(case.age(since))
             ),
         ));
     }

@@ -404,7 +404,8 @@ pub fn is_choice_wrong(flow: &Flow, ctx: &Context<'_>) -> bool {
         return case::is_stopped_by_kube_proxy(flow, &vip)
             && case::other_nodes_port(&vip, ctx, choice.decided).is_none()
             && usable().is_some_and(|usable| {
-                !case::has_none(&vip, usable) && for_long(usable.since, choice.decided)
+                let since = case::choosable_since(ctx, &vip, usable, choice.decided);
+                !case::has_none(&vip, usable) && for_long(since, choice.decided)
             });
     }
     let is_wrong = |Choice { decided, endpoint, .. }: Choice<'_>| {

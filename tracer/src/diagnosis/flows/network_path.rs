@@ -74,9 +74,8 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
     if !is_shown {
         finding = finding.if_nothing_was_lost();
     }
-    let is_ready = |name: &str| cluster.node(name, case.decided).and_then(|node| node.ready);
     match node {
-        Some(name) if is_ready(name) == Some(false) => {
+        Some(name) if is_down(case, name) => {
             finding = finding.api(None, format_args!("the endpoint's node {name} is not Ready"));
             finding = finding.first(action::DESCRIBE_ENDPOINT_NODE).fill("ENDPOINT_NODE", word(name));
         }
@@ -182,11 +181,16 @@ fn client_silent(case: &Case<'_>) -> Finding {
         let unseen = "where the client is, and whether the packets reach it";
         return with_size(case, finding.unobserved(unseen));
     };
-    if cluster.node(node, case.ended()).is_some_and(|node| node.ready == Some(false)) {
+    if is_down(case, node) {
         return finding.api(None, format_args!("the client's node {node} is not Ready"));
     }
     let arrival = format_args!("whether the packets reach node {node}: a trace there shows it");
     with_size(case, finding.unobserved(arrival))
+}
+
+/// Whether this Node was not Ready when the flow failed, or not known to be: its kubelet does not report.
+fn is_down(case: &Case<'_>, node: &str) -> bool {
+    case.ctx.cluster.node(node, case.ended()).is_some_and(|node| node.ready != Some(true))
 }
 
 /// The client's address, with its Pod if it has one.

@@ -10,6 +10,7 @@ use super::{
 };
 use crate::{
     class::{Class, Confidence, Severity, action},
+    cluster::Membership,
     flow::{End, Ended, Flow, Invalid, Outcome, ResetBy, SocketEnd, StackReset},
     sighting::Hook,
     time::Timestamp,
@@ -316,10 +317,14 @@ fn left_before(case: &Case<'_>, endpoint: SocketAddr, at: Timestamp, removed: Ti
         .related(&[Class::C19])
 }
 
-/// When this endpoint left the usable ones, if that is known and was before `at`.
+/// When this endpoint left the slices or began to terminate, if that is known and was before `at`.
 fn removed(case: &Case<'_>, endpoint: SocketAddr, at: Timestamp) -> Option<Timestamp> {
-    let membership = case.ctx.cluster.membership(&case.vip, endpoint, at);
-    membership.unusable_since().filter(|since| *since > Timestamp::MIN && *since <= at)
+    let since = match case.ctx.cluster.membership(&case.vip, endpoint, at) {
+        Membership::Left { at, .. } => at,
+        Membership::Member { state, since } if state.conditions.terminating => since,
+        _ => return None,
+    };
+    Some(since).filter(|since| *since > Timestamp::MIN && *since <= at)
 }
 
 /// C18b (kubernetes/kubernetes#94861).

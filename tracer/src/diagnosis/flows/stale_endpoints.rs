@@ -7,7 +7,9 @@ use std::{
 };
 
 use super::{
-    Case, Finding, foreign_rules,
+    Case, Finding,
+    datagrams::unanswered_for,
+    foreign_rules,
     iptables_sync::lag,
     text::{counted, length, phrase},
 };
@@ -68,7 +70,7 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
             let since = (*since).max(preferred_since(case)?);
             let end = since.saturating_add(termination_grace(case, Some(state), endpoint.ip()));
             // The kubelet counts from when it learns of the deletion, and the slices follow the Pod's end.
-            if !case.failed() && case.decided <= end.saturating_add(case.ctx.grace) {
+            if !case.has_failed_or_waits() && case.decided <= end.saturating_add(case.ctx.grace) {
                 // It serves until it ends: kube-proxy is late, and nothing broke.
                 return None;
             }
@@ -111,7 +113,7 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
     if since.is_some_and(|since| case.within_grace(since)) {
         // kube-proxy may still be writing the change. A connection that succeeded broke nothing.
         return case
-            .failed()
+            .has_failed_or_waits()
             .then(|| lag(case, format_args!("NAT still chose an endpoint that had just gone: {what}")));
     }
     let answered = case.was_answered();
@@ -282,7 +284,8 @@ pub(super) fn departing(case: &Case<'_>) -> Option<Finding> {
     let endpoint = case.endpoint?;
     let member = case.member()?;
     let unanswered =
-        matches!(case.outcome, Outcome::Refused | Outcome::Unreachable | Outcome::Stalled | Outcome::Dropped);
+        matches!(case.outcome, Outcome::Refused | Outcome::Unreachable | Outcome::Stalled | Outcome::Dropped)
+            || unanswered_for(case).is_some();
     if !unanswered {
         return None;
     }
@@ -445,7 +448,10 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
     let membership = case.ctx.cluster.membership(&case.vip, endpoint, ended);
     let removed = match membership {
         Membership::Left { at, .. } => at,
-        Membership::Member { state: EndpointState { conditions, .. }, since } if !conditions.ready => since,
+        // One that is only not ready is listed still: its application or its node failed.
+        Membership::Member { state: EndpointState { conditions, .. }, since } if conditions.terminating => {
+            since
+        }
         _ => return None,
     };
     let old_enough = case.decided <= removed || case.flow.partial;

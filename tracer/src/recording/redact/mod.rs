@@ -70,22 +70,26 @@ impl Redacted {
 
 /// What stands for each name and address. Recordings that are redacted with the same substitutes still belong together.
 #[derive(Debug, Default)]
-pub(crate) struct Substitutes(Names);
+pub(crate) struct Substitutes {
+    names: Names,
+    /// The numbers of the kernel's addresses: an entry of one segment is the same in the next one.
+    addresses: Addresses,
+}
 
 impl Substitutes {
     /// The name that stands for a node's.
     pub(crate) fn node(&mut self, name: &str) -> String {
-        self.0.of(Sort::Node, name)
+        self.names.of(Sort::Node, name)
     }
 
     /// How many names of each sort were replaced so far.
     pub(crate) fn names(&self) -> impl Iterator<Item = (Sort, usize)> {
-        self.0.counts()
+        self.names.counts()
     }
 
     /// The number of replaced addresses so far.
     pub(crate) fn addresses(&self) -> u64 {
-        self.0.addresses.replaced
+        self.names.addresses.replaced
     }
 }
 
@@ -118,7 +122,7 @@ impl<R: Read + Seek> Redaction<R> {
     pub(crate) fn write(
         mut self,
         to: File,
-        Substitutes(names): &mut Substitutes,
+        Substitutes { names, addresses }: &mut Substitutes,
     ) -> Result<Redacted, RedactError> {
         let layout = Arc::new(self.header.layout());
         let mask = Mask::new(&layout);
@@ -126,7 +130,7 @@ impl<R: Read + Seek> Redaction<R> {
         let decoder = Decoder::new(layout, self.header.clock_offset_ns);
         let header = redacted_header(&self.header, names);
         let json = serde_json::to_vec(&header).map_err(|error| RedactError::Write(error.into()))?;
-        let addresses = Addresses::default();
+        let addresses = addresses.clone();
         let mut blocks = Blocks::begin(to, json, header.started, mask.clone(), decoder.clone(), addresses)
             .map_err(RedactError::Write)?;
         let mut redacted = Redacted::default();
