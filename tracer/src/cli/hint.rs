@@ -18,6 +18,8 @@ const KNOWN: &[fn(&(dyn Error + 'static)) -> Option<String>] = &[
     hint_of::<Hinted>,
     #[cfg(target_os = "linux")]
     hint_of::<crate::cli::check::kernel::Obstacle>,
+    #[cfg(target_os = "linux")]
+    hint_of::<crate::cli::trace::StoppedEarly>,
     hint_of::<ClusterError>,
     hint_of::<AccessError>,
     hint_of::<FolderError>,
@@ -89,6 +91,15 @@ mod tests {
 
     use super::*;
     use crate::kernel::attach::AttachError;
+
+    /// The agent tells a stop from a failure by the error's type.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_stop_during_the_first_lists_keeps_its_type_and_its_hint() {
+        let error = anyhow::Error::from(crate::cli::trace::StoppedEarly);
+        assert!(error.is::<crate::cli::trace::StoppedEarly>());
+        assert!(hint(&error).is_some_and(|hint| hint.contains("kubectl get services")));
+    }
 
     #[test]
     fn the_hint_is_found_below_other_context() {

@@ -305,7 +305,7 @@ impl Opened {
                 break;
             }
             if let Some(beside) = beside(&self.timeline, track) {
-                self.selection.name_port(&beside.pipeline.cluster().history);
+                self.selection.name_ports(&beside.pipeline.cluster().history);
             }
             let selected = self.selection.select(judgements, span);
             others += selected.others;

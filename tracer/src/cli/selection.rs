@@ -19,8 +19,8 @@ pub struct Selection {
     pub target: Option<Target>,
     /// Of a Service, the port's name or number.
     pub port: Option<String>,
-    /// The name of the port, if `port` is the number of one that has a name: verdicts have names.
-    pub(crate) port_name: Option<Arc<str>>,
+    /// The names of the ports with this number, one for each protocol: verdicts have names.
+    pub(crate) port_names: Vec<Arc<str>>,
     /// The client: a Pod or an address.
     pub client: Option<Target>,
     pub flow: Option<FlowAddresses>,
@@ -162,14 +162,15 @@ impl Selection {
         Ok(span)
     }
 
-    /// Finds the name of a port that was given by its number.
-    pub(crate) fn name_port(&mut self, history: &History) {
+    /// Finds the names of the ports that were given by their number.
+    pub(crate) fn name_ports(&mut self, history: &History) {
         let Some(Target::Service { namespace, name }) = &self.target else { return };
         let Some(number) = self.port.as_deref().and_then(|port| port.parse::<u16>().ok()) else { return };
-        if self.port_name.is_none() {
-            let service = history.service(&Key::new(namespace, name), Timestamp::MAX);
-            let port = service.and_then(|service| service.ports.iter().find(|port| port.port == number));
-            self.port_name = port.map(ServicePort::label);
+        if self.port_names.is_empty()
+            && let Some(service) = history.service(&Key::new(namespace, name), Timestamp::MAX)
+        {
+            let ports = service.ports.iter().filter(|port| port.port == number);
+            self.port_names = ports.map(ServicePort::label).collect();
         }
     }
 
@@ -263,8 +264,8 @@ impl Selection {
     /// Whether the flow is of the wanted Service, client and addresses.
     fn has_ends(&self, verdict: &Verdict) -> bool {
         let is_of_port = |port: &String| {
-            let name = |service: &ServiceRef| Some(&*service.port) == self.port_name.as_deref();
-            verdict.service.as_ref().is_some_and(|service| *service.port == **port || name(service))
+            let is_named = |service: &ServiceRef| self.port_names.iter().any(|name| *service.port == **name);
+            verdict.service.as_ref().is_some_and(|service| *service.port == **port || is_named(service))
         };
         self.target.as_ref().is_none_or(|target| target.matches(verdict))
             && self.port.as_ref().is_none_or(is_of_port)

@@ -33,6 +33,7 @@ use crate::{
         stop::{Stop, sleep_until},
     },
     cluster::{self, Access, Feed, Opened, Source, Update},
+    error::Hint,
     flow::Limits,
     incident::Pathfinder,
     kernel::{
@@ -207,8 +208,7 @@ impl<'a> Trace<'a> {
             trace = begin => trace?,
             // Nothing was observed: neither "nothing broken" nor an empty summary would be true.
             () = stop.wanted() => {
-                return Err(anyhow::Error::new(StoppedEarly))
-                    .hint(|| "`kubectl get services -A` shows whether the API server answers".to_owned());
+                return Err(StoppedEarly.into());
             }
         };
         if let Some(warning) = trace.unknown_node() {
@@ -716,6 +716,12 @@ impl<'a> Trace<'a> {
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("stopped before the metadata was complete: nothing was observed")]
 pub(super) struct StoppedEarly;
+
+impl Hint for StoppedEarly {
+    fn hint(&self) -> Option<String> {
+        Some("`kubectl get services -A` shows whether the API server answers".to_owned())
+    }
+}
 
 /// The warning if another dataplane may serve Services here and kube-proxy is not known to run. A program that can contain
 /// kube-proxy proves nothing.

@@ -135,7 +135,7 @@ impl Losses {
         // One after the other at the same hook, as on a busy node, they are one.
         let is_next = |known: &&mut Loss| {
             known.is_counted == loss.is_counted
-                && loss.from <= known.to
+                && (known.from..=known.to).contains(&loss.from)
                 && loss.to.since(known.from) <= MERGED
         };
         let latest = self.of_all.iter_mut().rev().find(|known| known.hook == loss.hook);

@@ -11,10 +11,6 @@ use crate::{sighting::Status, time::Timestamp};
 /// The most flows that wait to be drained; further flows stay in their queues until then.
 pub(super) const MAX_SETTLED: usize = 1024;
 
-/// How long an answered connection without an event is kept where no event shows that one closes. An end that has data without
-/// an answer repeats it at most every two minutes (`TCP_RTO_MAX`).
-const UNSEEN_CLOSE: Duration = Duration::from_mins(10);
-
 impl FlowTable {
     /// Puts a flow into the queue that its evidence requires.
     pub(super) fn place(&mut self, index: u32) {
@@ -68,9 +64,6 @@ impl FlowTable {
     /// The queue of an answered flow that is not over.
     fn open_queue(&self, index: u32) -> (Queue, Duration) {
         match self.slots.get(index) {
-            Some(flow) if flow.is_tcp() && !self.limits.sees_closes => {
-                (Queue::Live, self.limits.idle_connection.min(UNSEEN_CLOSE))
-            }
             Some(flow) if flow.is_tcp() || flow.is_sctp() => (Queue::Live, self.limits.idle_connection),
             Some(flow) if flow.is_one_exchange() => (Queue::Lingering, self.limits.linger),
             _ => (Queue::Answered, self.limits.idle_datagrams),

@@ -23,9 +23,11 @@ use crate::{
 
 /// A recorded connection and a captured SYN are the same connection if they began at most so far apart.
 const SAME_BEGINNING: Duration = Duration::from_secs(2);
-/// Datagrams, or the repetitions of a failed connection, are of the recorded flow if its last event was at most so long
-/// before them: conntrack forgets them after three minutes (`nf_conntrack_udp_timeout_stream` of older kernels).
+/// Unanswered datagrams are of the recorded flow if its last event was at most so long before them: conntrack forgets them
+/// after three minutes (`nf_conntrack_udp_timeout_stream` of older kernels).
 const IDLE: Duration = Duration::from_mins(3);
+/// How long a failed connection may be repeated (`tcp_retries2`: 15 retransmits take 924 s).
+const GIVES_UP: Duration = Duration::from_mins(16);
 
 /// A connection of the capture.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
@@ -266,8 +268,11 @@ fn verdict<'a>(connection: &Connection, recorded: &'a Recorded) -> Option<&'a Fo
     let until = last.saturating_add(SAME_BEGINNING);
     // A client uses a port again: the flow has to have lived until the capture, or nearly.
     let lived = |found: &&Found| {
-        let may_idle = connection.tuple.protocol == Protocol::TCP && !found.verdict.has_failed();
-        may_idle || found.last_seen.saturating_add(IDLE) >= first
+        let is_tcp = connection.tuple.protocol == Protocol::TCP;
+        // No event follows the first one of answered datagrams, and few those of a connection that goes on.
+        let may_idle = if is_tcp { !found.verdict.has_failed() } else { found.was_answered };
+        let idle = if is_tcp { GIVES_UP } else { IDLE };
+        may_idle || found.last_seen.saturating_add(idle) >= first
     };
     found.filter(|found| found.started <= until).filter(lived).max_by_key(|found| found.started)
 }

@@ -19,7 +19,7 @@ use crate::{
     cluster::Address,
     net::{Protocol, Tuple},
     recording::{Observed, Sightings, Tape, UnusableFile},
-    session::{Fate, Judgements},
+    session::{Fate, Judged, Judgements},
     sighting::{Conntrack, Fact},
     text::count,
     time::Timestamp,
@@ -85,6 +85,7 @@ pub(super) struct Found {
     pub(super) started: Timestamp,
     /// When its last event was seen, on the capture's clock.
     pub(super) last_seen: Timestamp,
+    pub(super) was_answered: bool,
     pub(super) recording: usize,
 }
 
@@ -261,7 +262,7 @@ impl Recorded {
 
     fn keep(&mut self, judgements: Judgements, tuples: &Tuples) {
         for judged in judgements.judged {
-            self.keep_verdict(judged.verdict, judged.last_seen, tuples);
+            self.keep_verdict(judged, tuples);
         }
         for arrival in judgements.arrivals {
             for protocol in [Protocol::TCP, Protocol::UDP, Protocol::SCTP] {
@@ -273,7 +274,8 @@ impl Recorded {
         }
     }
 
-    fn keep_verdict(&mut self, verdict: Verdict, last_seen: Timestamp, tuples: &Tuples) {
+    fn keep_verdict(&mut self, judged: Judged, tuples: &Tuples) {
+        let Judged { verdict, last_seen, was_answered, .. } = judged;
         let flow = &verdict.flow;
         let Some(protocol) = Protocol::from_name(&flow.protocol) else { return };
         let Some(to) = flow.vip.or(flow.endpoint) else { return };
@@ -297,9 +299,10 @@ impl Recorded {
             .find(|found| found.recording == recording && found.verdict.flow.started == verdict.flow.started);
         if let Some(earlier) = earlier {
             (earlier.verdict, earlier.last_seen) = (verdict, last_seen);
+            earlier.was_answered |= was_answered;
         } else if self.kept_verdicts < MAX_VERDICTS && found.len() < MAX_OF_ONE {
             self.kept_verdicts += 1;
-            found.push(Found { started: verdict.flow.started, last_seen, verdict, recording });
+            found.push(Found { started: verdict.flow.started, last_seen, was_answered, verdict, recording });
         } else {
             self.left_out += 1;
         }

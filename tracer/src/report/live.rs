@@ -26,6 +26,7 @@ use crate::{
     },
     session::{Counts, Folded, Judged},
     text::{self, safe},
+    verdict::VerdictKey,
 };
 
 /// The minimum time between two redraws.
@@ -133,6 +134,15 @@ impl LiveTable {
         } else {
             return;
         }
+        self.dirty = true;
+    }
+
+    /// Takes back what an earlier verdict showed: the flow is not shown any more.
+    pub(super) fn withdraw(&mut self, judged: &Judged, before: &VerdictKey) {
+        let flow = &judged.verdict.flow;
+        let key = FlowKey::new(flow);
+        self.groups.take_back(before, flow.node.as_deref());
+        self.flows.retain(|(other, _)| *other != key);
         self.dirty = true;
     }
 

@@ -72,8 +72,18 @@ impl LogTable {
         Ok(())
     }
 
-    pub(super) fn withdraw(&mut self, before: &VerdictKey, node: Option<&str>) {
-        self.groups.take_back(before, node);
+    pub(super) fn withdraw(
+        &mut self,
+        judged: &Judged,
+        before: &VerdictKey,
+        printer: &mut Printer,
+    ) -> Result<(), OutputError> {
+        self.groups.take_back(before, judged.verdict.flow.node.as_deref());
+        if self.form.groups() {
+            return Ok(());
+        }
+        let row = Row::new(&judged.verdict, judged.connect_time, self.with_addresses());
+        self.write(&row, printer)
     }
 
     pub(super) fn fold(&mut self, folded: &Folded, now: Instant) {

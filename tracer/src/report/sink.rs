@@ -100,13 +100,14 @@ impl Report {
     /// Takes back what an earlier verdict showed. The new one is shown only where each verdict has a record.
     pub fn withdraw(&mut self, judged: &Judged, before: &VerdictKey) -> Result<(), OutputError> {
         match &mut self.sink {
-            Sink::Log(table) => {
-                table.withdraw(before, judged.verdict.flow.node.as_deref());
+            Sink::Log(table) => table.withdraw(judged, before, &mut self.printer),
+            Sink::Live(table) => {
+                table.withdraw(judged, before);
                 Ok(())
             }
             Sink::Json => self.printer.data(&json::line(&judged.verdict)?),
             Sink::Yaml => self.printer.data(&yaml::document(&judged.verdict)?),
-            Sink::Live(_) | Sink::Top(_) => Ok(()),
+            Sink::Top(_) => Ok(()),
         }
     }
 

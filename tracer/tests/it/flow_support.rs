@@ -254,9 +254,9 @@ impl Script {
     }
 
     /// A segment to the address that the client connected to is dropped without a conntrack entry.
-    pub(crate) fn drop_untranslated(self, ms: u64) -> Self {
+    pub(crate) fn drop_untranslated(self, ms: u64, reason: &str) -> Self {
         let mut packet = self.packet(self.orig(), 17, None);
-        packet.reason = Some("NETFILTER_DROP".into());
+        packet.reason = Some(reason.into());
         self.push(ms, Hook::KfreeSkb, NODE, Fact::Packet(packet))
     }
 

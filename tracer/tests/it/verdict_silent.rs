@@ -218,13 +218,18 @@ fn a_rule_that_drops_an_open_connection_is_named() {
     // A close after its entry had timed out: its packets are no connection's any more (N5).
     let untranslated = Script::new(CLIENT, VIP, None);
     let late = REPEATS.into_iter().fold(untranslated, |script, ms| {
-        script.repeats_segment_in(ms, false, TcpState::FinWait1, 0, (100, 200)).drop_untranslated(ms + 1)
+        script
+            .repeats_segment_in(ms, false, TcpState::FinWait1, 0, (100, 200))
+            .drop_untranslated(ms + 1, "NETFILTER_DROP")
     });
     assert_ne!(World::new().verdict(late, 40_000).class, Class::C30);
     // A tc program.
     let by_program = in_order(repeats(to_cart().established(10_000), false).drop_later(20_401, "TC_EGRESS"));
     let verdict = World::new().verdict(by_program, 40_000);
     assert_eq!((verdict.class, verdict.confidence), (Class::C30, Confidence::High));
+    // One at the client's own interface meets the packets before NAT.
+    let before_nat = repeats(to_cart().established(10_000), false).drop_untranslated(20_401, "TC_INGRESS");
+    assert_eq!(World::new().verdict(in_order(before_nat), 40_000).class, Class::C30);
     // Conntrack calls the packets invalid.
     let invalid = to_cart().established(10_000).invalid_answer(19_000, "SEQ is over upper bound %u");
     assert_eq!(World::new().verdict(dropped(repeats(invalid, false)), 40_000).class, Class::C18b);

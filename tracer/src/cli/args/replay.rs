@@ -109,7 +109,7 @@ impl WantedArgs {
             return Err(usage("replay", why.to_owned()));
         }
         Ok(Selection {
-            port_name: None,
+            port_names: Vec::new(),
             target: service,
             port: port.map(str::to_owned),
             client,

@@ -230,8 +230,8 @@ fn is_of_repeated(flow: &Flow, drop: &Dropped) -> bool {
     };
     // A client whose answers are dropped repeats its request.
     let is_repeated = match drop.stage {
-        // Untranslated, it has no entry any more (N5).
-        Stage::Before => false,
+        // Before NAT: a program at an interface, or a rule in PREROUTING. A close without an entry is untranslated too (N5).
+        Stage::Before => is_met(&flow.client) && !flow.client.retransmitted_only_its_end(),
         Stage::After => is_met(&flow.client),
         Stage::Reply => is_met(&flow.server) || is_met(&flow.client),
     };
