@@ -115,17 +115,20 @@ impl Reviewer {
         decided.or_else(|why| self.last_allowed(&key).ok_or(why))
     }
 
-    /// The earlier answer to a token that the API server cannot review now.
-    fn last_allowed(&self, key: &[u8; 32]) -> Option<Decision> {
-        let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        let (at, decision) = answers.get(key)?;
-        (*decision == Decision::Allowed && at.elapsed() < UNREVIEWED_FOR).then_some(*decision)
+    fn known(&self, key: &[u8; 32]) -> Option<Decision> {
+        self.answer(key, Decision::counts_for)
     }
 
-    fn known(&self, key: &[u8; 32]) -> Option<Decision> {
+    /// The earlier answer to a token that the API server cannot review now.
+    fn last_allowed(&self, key: &[u8; 32]) -> Option<Decision> {
+        self.answer(key, Decision::kept_for).filter(|decision| *decision == Decision::Allowed)
+    }
+
+    /// The last answer, if it is no older than such an answer may be.
+    fn answer(&self, key: &[u8; 32], within: fn(Decision) -> Duration) -> Option<Decision> {
         let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         let (at, decision) = answers.get(key)?;
-        (at.elapsed() < decision.counts_for()).then_some(*decision)
+        (at.elapsed() < within(*decision)).then_some(*decision)
     }
 
     fn keep(&self, key: [u8; 32], decision: Decision, now: Instant) {

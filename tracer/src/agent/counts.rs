@@ -100,10 +100,10 @@ impl Counts {
             self.uncounted(count);
             return;
         }
-        self.lives(&key.service);
-        if let (Some(endpoint), false) = (key.endpoint, self.gone.is_empty()) {
+        self.lives(&key.service, None);
+        if key.endpoint.is_some() {
             // Rules that are stale still lead there.
-            self.gone.remove(&(key.service.clone(), Some(endpoint)));
+            self.lives(&key.service, key.endpoint);
         }
         add(&mut self.connections, key, count);
     }
@@ -133,14 +133,14 @@ impl Counts {
             self.limited = self.limited.saturating_add(count);
             return other();
         }
-        self.lives(&service);
+        self.lives(&service, None);
         service
     }
 
-    /// The Service port was counted: if it is gone, its series stay for a further time.
-    fn lives(&mut self, service: &ServiceRef) {
+    /// The Service port, or its endpoint, was counted: if it is gone, its series stay for a further time.
+    fn lives(&mut self, service: &ServiceRef, endpoint: Option<SocketAddr>) {
         if !self.gone.is_empty() {
-            self.gone.remove(&(service.clone(), None));
+            self.gone.remove(&(service.clone(), endpoint));
         }
     }
 

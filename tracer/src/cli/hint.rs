@@ -4,6 +4,7 @@ use std::{error::Error, fmt};
 
 use crate::{
     agent::{config::ConfigError, stream::client::StreamError},
+    cli::stop::StoppedEarly,
     cluster::{AccessError, FolderError, OpenError as ClusterError, SyncError},
     diagnosis::path::NoPacket,
     error::Hint,
@@ -18,8 +19,7 @@ const KNOWN: &[fn(&(dyn Error + 'static)) -> Option<String>] = &[
     hint_of::<Hinted>,
     #[cfg(target_os = "linux")]
     hint_of::<crate::cli::check::kernel::Obstacle>,
-    #[cfg(target_os = "linux")]
-    hint_of::<crate::cli::trace::StoppedEarly>,
+    hint_of::<StoppedEarly>,
     hint_of::<ClusterError>,
     hint_of::<AccessError>,
     hint_of::<FolderError>,
@@ -94,10 +94,9 @@ mod tests {
 
     /// The agent tells a stop from a failure by the error's type.
     #[test]
-    #[cfg(target_os = "linux")]
     fn a_stop_during_the_first_lists_keeps_its_type_and_its_hint() {
-        let error = anyhow::Error::from(crate::cli::trace::StoppedEarly);
-        assert!(error.is::<crate::cli::trace::StoppedEarly>());
+        let error = anyhow::Error::from(StoppedEarly);
+        assert!(error.is::<StoppedEarly>());
         assert!(hint(&error).is_some_and(|hint| hint.contains("kubectl get services")));
     }
 

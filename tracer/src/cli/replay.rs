@@ -304,15 +304,17 @@ impl Opened {
             if now > played.to {
                 break;
             }
-            if let Some(beside) = beside(&self.timeline, track) {
+            let beside = beside(&self.timeline, track);
+            if let Some(beside) = beside {
                 self.selection.name_ports(&beside.pipeline.cluster().history);
             }
             let selected = self.selection.select(judgements, span);
             others += selected.others;
             has_any |= selected.has_any();
             audience.take_beside(&selected.of_other_classes);
-            if let Some(beside) = beside(&self.timeline, track) {
-                for judged in &selected.withdrawn {
+            if let Some(beside) = beside {
+                let others = selected.of_other_classes.judged.iter();
+                for judged in others.filter(|judged| self.selection.wanted_before(judged)) {
                     audience.withdraw(judged, beside)?;
                 }
                 audience.take(selected.wanted, beside, now)?;

@@ -10,7 +10,7 @@ use crate::{
     session::{Judged, Judgements},
     text::{list, safe},
     time::{Timestamp, when::When},
-    verdict::{ServiceRef, Verdict, VerdictKey},
+    verdict::{ServiceRef, Verdict},
 };
 
 /// Which flows are shown. Without a condition, all.
@@ -122,8 +122,6 @@ pub(crate) struct Selected {
     pub(crate) wanted: Judgements,
     /// Those that only their class keeps out.
     pub(crate) of_other_classes: Judgements,
-    /// Of these, the flows whose earlier verdict was wanted and failed: it no longer holds.
-    pub(crate) withdrawn: Vec<Judged>,
     /// The number of flows that are not wanted, without those judged again.
     pub(crate) others: u64,
 }
@@ -189,10 +187,6 @@ impl Selection {
                 selected.wanted.judged.push(judged);
             } else {
                 selected.others += u64::from(is_new);
-                let was_wanted = |before: &VerdictKey| before.has_failed && self.wants_class(before.class);
-                if judged.before.as_deref().is_some_and(was_wanted) {
-                    selected.withdrawn.push(judged.clone());
-                }
                 selected.of_other_classes.judged.push(judged);
             }
         }
@@ -250,6 +244,11 @@ impl Selection {
     fn target_in_words(&self) -> Option<String> {
         let port = self.port.as_deref().map_or_else(String::new, |port| format!(":{}", safe(port)));
         self.target.as_ref().map(|target| format!("{target}{port}"))
+    }
+
+    /// Whether the earlier verdict of a flow was a failure of a wanted class, which no longer holds.
+    pub(crate) fn wanted_before(&self, judged: &Judged) -> bool {
+        judged.had_failed() && judged.before.as_ref().is_some_and(|before| self.wants_class(before.class))
     }
 
     fn wants_class(&self, class: Class) -> bool {

@@ -67,8 +67,8 @@ impl Show {
     /// Takes an earlier verdict back, of a flow whose new one is not wanted.
     pub(super) fn withdraw(&mut self, report: &mut Report, judged: &Judged) -> anyhow::Result<()> {
         if let Some(before) = &judged.before {
-            self.summary.withdraw(before);
-            report.withdraw(judged, before)?;
+            self.summary.take_back(before);
+            report.withdraw(judged, before, Instant::now())?;
         }
         Ok(())
     }

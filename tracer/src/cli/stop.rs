@@ -4,7 +4,7 @@ use std::{io, time::Instant};
 
 use tokio::sync::mpsc;
 
-use crate::platform::StopSignals;
+use crate::{error::Hint, platform::StopSignals};
 
 /// A signal or an order.
 #[derive(Debug)]
@@ -12,6 +12,17 @@ pub(crate) struct Stop {
     signals: StopSignals,
     /// Each message is a request; without a sender, every wait ends at once.
     orders: Option<mpsc::Receiver<()>>,
+}
+
+/// A stop request came while the first lists arrived.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("stopped before the metadata was complete: nothing was observed")]
+pub(crate) struct StoppedEarly;
+
+impl Hint for StoppedEarly {
+    fn hint(&self) -> Option<String> {
+        Some("`kubectl get services -A` shows whether the API server answers".to_owned())
+    }
 }
 
 impl Stop {

@@ -30,10 +30,9 @@ use crate::{
         check::kernel::Kernel,
         selection::{FlowAddresses, Selection},
         show::detail,
-        stop::{Stop, sleep_until},
+        stop::{Stop, StoppedEarly, sleep_until},
     },
     cluster::{self, Access, Feed, Opened, Source, Update},
-    error::Hint,
     flow::Limits,
     incident::Pathfinder,
     kernel::{
@@ -709,17 +708,6 @@ impl<'a> Trace<'a> {
             self.exchange.finish(tracer, &self.pipeline.pipeline().cluster().history, ended, sink)?;
         }
         Ok((Ending::new(self.pipeline.pipeline(), self.started, ended, gaps), note))
-    }
-}
-
-/// A stop request came while the first lists arrived.
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("stopped before the metadata was complete: nothing was observed")]
-pub(super) struct StoppedEarly;
-
-impl Hint for StoppedEarly {
-    fn hint(&self) -> Option<String> {
-        Some("`kubectl get services -A` shows whether the API server answers".to_owned())
     }
 }
 

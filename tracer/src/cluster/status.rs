@@ -112,8 +112,8 @@ impl Status {
     ///
     /// Zero while every watch is open: an API server sends each change at once, and a watch that is silent for longer
     /// than `Limits::silence` is reopened. After a watch is lost, the time since its last data, because later changes
-    /// are unknown, whether the server is lost or refuses. The oldest kind counts, except those that it always refused. For a folder, the time since its oldest file was
-    /// written.
+    /// are unknown, whether the server is lost or refuses. The oldest kind counts, except those that it always refused. For a
+    /// folder, the time since its oldest file was written.
     pub fn metadata_age(&self, now: Timestamp) -> Option<Duration> {
         match &self.origin {
             Origin::None => None,

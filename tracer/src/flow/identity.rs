@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use super::{FlowTable, fold::Place};
+use super::{Flow, FlowTable, fold::Place};
 use crate::sighting::{Conntrack, EntryNote, Hook, Status};
 
 /// A fact that precedes its flow's first entry by at most this was reordered and does not belong to an older flow.
@@ -90,26 +90,13 @@ impl FlowTable {
                     && !(waited && since < HELD_BACK)
                     && (late || soon || port_again || (another && since > Duration::from_millis(1)))
             });
-            if !(again || opening && self.has_unseen_end(index, ct, place, waited)) {
+            if !(again || opening && !waited && has_unseen_end(flow, ct, place)) {
                 return index;
             }
             reopened = place.hook == Hook::IpVsConnExpire;
         }
         let partial = ct.status.has(Status::CONFIRMED) && !reopened;
         self.begin(ct.orig, place, partial)
-    }
-
-    /// Whether an unconfirmed entry of a first packet shows that the answered connection with these addresses has ended, where
-    /// no event shows its close.
-    fn has_unseen_end(&self, index: u32, ct: &Conntrack, place: Place, waited: bool) -> bool {
-        self.slots.get(index).is_some_and(|flow| {
-            flow.is_tcp()
-                && flow.ended.is_none()
-                && flow.was_answered()
-                && !waited
-                && !ct.status.has(Status::CONFIRMED)
-                && place.time.since(flow.last_seen) > LATE
-        })
     }
 
     /// The flow whose entry ends. An entry that was never observed identifies no flow, unless a RST killed it: then its
@@ -128,4 +115,14 @@ impl FlowTable {
         let refused = place.hook == Hook::KillAcct && known.is_none() && !ct.status.has(Status::SEEN_REPLY);
         refused.then(|| self.begin(ct.orig, place, true))
     }
+}
+
+/// Whether an unconfirmed entry of a first packet shows that the answered connection with these addresses has ended, where
+/// no event shows its close.
+fn has_unseen_end(flow: &Flow, ct: &Conntrack, place: Place) -> bool {
+    flow.is_tcp()
+        && flow.ended.is_none()
+        && flow.was_answered()
+        && !ct.status.has(Status::CONFIRMED)
+        && place.time.since(flow.last_seen) > LATE
 }

@@ -3,7 +3,7 @@
 //! Owns the list of these entries and folds the results. The caller reads the kernel's memory. No hook observes the
 //! answer to a datagram, but `IPS_SEEN_REPLY` in its conntrack entry records it.
 
-use super::{Ended, Flow, FlowTable, Outcome, Reread, fold::Place, slots::Queue};
+use super::{Ended, Flow, FlowTable, Limits, Outcome, Reread, fold::Place, slots::Queue};
 use crate::{
     net::Protocol,
     sighting::{Conntrack, EntryNote, Status},
@@ -80,20 +80,13 @@ impl FlowTable {
             Reread::Datagrams => outcome == Outcome::Pending,
             Reread::All => outcome == Outcome::Pending && !flow.client.is_seen() && !flow.server.is_seen(),
         };
-        let is_read = flow.reread.is_some_and(|last| !self.may_answer_yet(flow, last));
+        let is_read = flow.reread.is_some_and(|last| !may_answer_yet(flow, last, &self.limits));
         let is_known = flow.handed.is_some() || flow.deleted.is_some() || is_read;
         if !is_wanted || is_known {
             return None;
         }
         let decision = flow.decision(None)?;
         (decision.confirmed.is_some() && decision.ct.id != 0).then_some(decision.ct.id)
-    }
-
-    /// Whether an answer may still come after this reading of a datagram's entry.
-    fn may_answer_yet(&self, flow: &Flow, last: Ended) -> bool {
-        flow.orig.protocol == Protocol::UDP
-            && !last.status.has(Status::SEEN_REPLY)
-            && last.time < flow.first_seen.saturating_add(self.limits.last_reading)
     }
 
     /// Folds the later state of an entry. Another entry at the same address, and the entry of an evicted flow, change
@@ -111,8 +104,9 @@ impl FlowTable {
         let last = Ended { time: place.time, status: ct.status, deleted_by: None };
         flow.reread = Some(last);
         let until = flow.first_seen.saturating_add(self.limits.last_reading);
+        let is_last = !may_answer_yet(flow, last, &self.limits);
         if self.slots.queue_of(index) == Some(Queue::Rereading) {
-            if self.slots.get(index).is_some_and(|flow| self.may_answer_yet(flow, last)) {
+            if !is_last {
                 self.slots.enqueue(index, Queue::Datagram, until);
                 // Its queue stays: this reading is no event of the flow.
                 return None;
@@ -145,6 +139,13 @@ impl FlowTable {
     fn settle_now(&mut self, index: u32, time: Timestamp) {
         self.slots.enqueue(index, Queue::Settling, self.clock.max(time));
     }
+}
+
+/// Whether an answer may still come after this reading of a datagram's entry.
+fn may_answer_yet(flow: &Flow, last: Ended, limits: &Limits) -> bool {
+    flow.orig.protocol == Protocol::UDP
+        && !last.status.has(Status::SEEN_REPLY)
+        && last.time < flow.first_seen.saturating_add(limits.last_reading)
 }
 
 fn is_same(one: &Conntrack, other: &Conntrack) -> bool {

@@ -196,33 +196,28 @@ impl Chapter {
     pub(super) fn take_back(&mut self, later: &Judged) -> usize {
         self.flows = self.flows.saturating_sub(1);
         let is_same = |verdict: &Verdict| identity(&verdict.flow) == identity(&later.verdict.flow);
-        let at = later.failed_before.filter(|at| self.times.contains_key(at));
-        if let Some(at) = at {
-            if let Some(flows) = self.times.get_mut(&at) {
-                *flows -= 1;
-                if *flows == 0 {
-                    self.times.remove(&at);
-                }
+        if let Some(at) = later.failed_before
+            && let Some(flows) = self.times.get_mut(&at)
+        {
+            *flows -= 1;
+            if *flows == 0 {
+                self.times.remove(&at);
             }
             let place = self.bouts.partition_point(|bout| bout.first <= at);
             if let Some(bout) = place.checked_sub(1).and_then(|place| self.bouts.get_mut(place)) {
                 bout.flows = bout.flows.saturating_sub(1);
             }
         }
+        let before = self.records.len();
+        self.records.retain(|record| !is_same(record));
         self.earliest.retain(|(_, verdict)| !is_same(verdict));
         if is_same(&self.verdict) {
-            let other = self
-                .earliest
-                .first()
-                .map(|(_, verdict)| verdict)
-                .or(self.records.iter().find(|it| !is_same(it)));
-            if let Some(other) = other {
+            let earliest = self.earliest.first().map(|(_, verdict)| verdict);
+            if let Some(other) = earliest.or(self.records.first()) {
                 *self.verdict = other.clone();
             }
         }
         self.name(&later.verdict.flow, Names::take_back);
-        let before = self.records.len();
-        self.records.retain(|record| !is_same(record));
         before - self.records.len()
     }
 

@@ -49,11 +49,9 @@ impl LogTable {
         let Form { view, .. } = self.form;
         let verdict = &judged.verdict;
         if let Some(before) = &judged.before {
-            self.groups.take_back(before, verdict.flow.node.as_deref());
+            self.withdraw(judged, before);
         }
-        let is_withdrawal =
-            !self.form.groups() && judged.before.as_ref().is_some_and(|before| before.has_failed);
-        let is_shown = view.shows(verdict) || is_withdrawal;
+        let is_shown = view.shows(verdict) || !self.form.groups() && judged.had_failed();
         if !is_shown && !view.folds(verdict) {
             return Ok(());
         }
@@ -72,18 +70,9 @@ impl LogTable {
         Ok(())
     }
 
-    pub(super) fn withdraw(
-        &mut self,
-        judged: &Judged,
-        before: &VerdictKey,
-        printer: &mut Printer,
-    ) -> Result<(), OutputError> {
+    /// No longer counts a flow in the line of its earlier verdict.
+    pub(super) fn withdraw(&mut self, judged: &Judged, before: &VerdictKey) {
         self.groups.take_back(before, judged.verdict.flow.node.as_deref());
-        if self.form.groups() {
-            return Ok(());
-        }
-        let row = Row::new(&judged.verdict, judged.connect_time, self.with_addresses());
-        self.write(&row, printer)
     }
 
     pub(super) fn fold(&mut self, folded: &Folded, now: Instant) {

@@ -79,8 +79,7 @@ impl Report {
     /// Shows one judged flow, if the view shows it.
     pub fn show(&mut self, judged: &Judged, now: Instant) -> Result<(), OutputError> {
         // A later record says that an earlier one no longer holds.
-        let is_shown = self.form.view.shows(&judged.verdict)
-            || judged.before.as_ref().is_some_and(|before| before.has_failed);
+        let is_shown = self.form.view.shows(&judged.verdict) || judged.had_failed();
         match &mut self.sink {
             Sink::Live(table) => {
                 table.show(judged);
@@ -98,17 +97,19 @@ impl Report {
     }
 
     /// Takes back what an earlier verdict showed. The new one is shown only where each verdict has a record.
-    pub fn withdraw(&mut self, judged: &Judged, before: &VerdictKey) -> Result<(), OutputError> {
+    pub fn withdraw(
+        &mut self,
+        judged: &Judged,
+        before: &VerdictKey,
+        now: Instant,
+    ) -> Result<(), OutputError> {
         match &mut self.sink {
-            Sink::Log(table) => table.withdraw(judged, before, &mut self.printer),
-            Sink::Live(table) => {
-                table.withdraw(judged, before);
-                Ok(())
-            }
-            Sink::Json => self.printer.data(&json::line(&judged.verdict)?),
-            Sink::Yaml => self.printer.data(&yaml::document(&judged.verdict)?),
-            Sink::Top(_) => Ok(()),
+            Sink::Log(table) if self.form.groups() => table.withdraw(judged, before),
+            Sink::Live(table) => table.withdraw(judged, before),
+            Sink::Top(_) => {}
+            Sink::Log(_) | Sink::Json | Sink::Yaml => return self.show(judged, now),
         }
+        Ok(())
     }
 
     /// Counts flows that share a verdict. Records show each flow or none, so only tables show them.

@@ -133,6 +133,11 @@ pub struct Judgements {
 }
 
 impl Judged {
+    /// Whether its earlier verdict was a failure, which this one replaces.
+    pub(crate) fn had_failed(&self) -> bool {
+        self.before.as_ref().is_some_and(|before| before.has_failed)
+    }
+
     /// A verdict without the further facts.
     pub fn of(verdict: Verdict) -> Self {
         let (last_seen, failed) = (verdict.time, verdict.flow.started);
@@ -201,7 +206,6 @@ pub struct Pipeline {
     undecided: Undecided,
     /// The grace on this node.
     grace: Duration,
-    /// By the flow's number, so that the oldest is judged first if there are too many.
     before: Remembered,
     healthy: HealthyFolds,
     causes: CauseFolds,

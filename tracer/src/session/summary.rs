@@ -173,11 +173,7 @@ impl Summary {
     }
 
     /// No longer counts a flow with this verdict.
-    pub fn withdraw(&mut self, key: &VerdictKey) {
-        self.take_back(key);
-    }
-
-    fn take_back(&mut self, key: &VerdictKey) {
+    pub fn take_back(&mut self, key: &VerdictKey) {
         self.flows.take_back(key);
         if let Some(flows) = key.service.as_ref().and_then(|service| self.services.get_mut(service)) {
             flows.take_back(key);

@@ -328,13 +328,18 @@ async fn an_invalid_object_is_skipped_and_named() {
     assert_eq!(lab.cluster.history.services().count(), 11, "the others are there");
 }
 
-#[tokio::test]
-async fn a_large_cluster_is_read_in_pages() {
-    let pod = |n: u32| json!({"metadata": {"name": format!("p{n}"), "namespace": "big"}, "status": {"phase": "Running"}});
-    let pods: Vec<_> = (0..1_201).map(pod).collect();
+/// An API server with this many Pods, `big/p00000` the first.
+fn server_of_pods(count: u32) -> ApiServer {
+    let pod = |n: u32| json!({"metadata": {"name": format!("p{n:05}"), "namespace": "big"}, "status": {"phase": "Running"}});
+    let pods: Vec<_> = (0..count).map(pod).collect();
     let list =
         json!({"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": pods});
-    let server = ApiServer::start(SocketAddr::from(([127, 0, 0, 1], 0)), vec![list]).unwrap();
+    ApiServer::start(SocketAddr::from(([127, 0, 0, 1], 0)), vec![list]).unwrap()
+}
+
+#[tokio::test]
+async fn a_large_cluster_is_read_in_pages() {
+    let server = server_of_pods(1_201);
     let lab = Lab::synced_with(server, limits()).await;
     assert_eq!(lab.cluster.history.counts().objects, 1_201);
 }
@@ -342,11 +347,7 @@ async fn a_large_cluster_is_read_in_pages() {
 /// The second page of a list fails, and an object of the first one is deleted before the next list.
 #[tokio::test]
 async fn an_object_of_a_list_that_was_cut_off_is_deleted() {
-    let pod = |n: u32| json!({"metadata": {"name": format!("p{n:05}"), "namespace": "big"}, "status": {"phase": "Running"}});
-    let pods: Vec<_> = (0..20_000).map(pod).collect();
-    let list =
-        json!({"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": pods});
-    let server = ApiServer::start(SocketAddr::from(([127, 0, 0, 1], 0)), vec![list]).unwrap();
+    let server = server_of_pods(20_000);
     let dir = TempDir::new().unwrap();
     let (cluster, feed) = open(&server, &dir, limits()).await;
     let mut lab = Lab { server, cluster, feed, now: Timestamp::MIN, _dir: dir };

@@ -298,6 +298,12 @@ impl Script {
         }
     }
 
+    /// The sightings in the order of their times.
+    pub(crate) fn in_order(mut self) -> Self {
+        self.out.sort_by_key(|sighting| sighting.time);
+        self
+    }
+
     /// The SYN's tuple after NAT.
     pub(crate) fn behind(&self) -> Tuple {
         self.reply().reversed()

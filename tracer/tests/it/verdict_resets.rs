@@ -104,17 +104,22 @@ fn c18b_invalid_packets_are_dropped_and_the_connection_falls_silent() {
 
 const OTHER: &str = "10.244.1.8:8080";
 
+/// A segment of an open connection makes a new entry, and its new endpoint resets it.
+fn picked_up_by_other(ms: u64) -> Script {
+    Script::new(CLIENT, VIP, Some(OTHER))
+        .with_ct(77)
+        .confirm_midstream(ms)
+        .endpoint_has_no_connection(ms + 1)
+        .receive_reset(ms + 2, TcpState::Established)
+        .state(ms + 2, false, TcpState::Established, TcpState::Close)
+}
+
 #[test]
 fn c19_a_mid_stream_pickup() {
     let mut world = World::new();
     world.shop.ready(OTHER, 0);
     let before = to_cart().established(10_000).delete_by_hand(12_000);
-    let after = Script::new(CLIENT, VIP, Some(OTHER))
-        .with_ct(77)
-        .confirm_midstream(13_000)
-        .endpoint_has_no_connection(13_001)
-        .receive_reset(13_002, TcpState::Established)
-        .state(13_002, false, TcpState::Established, TcpState::Close);
+    let after = picked_up_by_other(13_000);
     let both: Vec<_> = before.out.iter().chain(&after.out).cloned().collect();
     let flows = last_revisions(fold(both, 30_000).0);
     let [flow] = flows.as_slice() else { panic!("one connection: {flows:#?}") };
@@ -230,12 +235,7 @@ fn a_new_entry_after_the_endpoint_left_is_no_lost_entry() {
         world.shop.ready(OTHER, 0);
         world.shop.leaves(EP, left);
         let before = to_cart().established(10_000).delete_by_hand(62_000);
-        let after = Script::new(CLIENT, VIP, Some(OTHER))
-            .with_ct(77)
-            .confirm_midstream(63_000)
-            .endpoint_has_no_connection(63_001)
-            .receive_reset(63_002, TcpState::Established)
-            .state(63_002, false, TcpState::Established, TcpState::Close);
+        let after = picked_up_by_other(63_000);
         let both: Vec<_> = before.out.iter().chain(&after.out).cloned().collect();
         let flows = last_revisions(fold(both, 90_000).0);
         world.judge(&flows[0]).unwrap()

@@ -39,11 +39,6 @@ fn close_unanswered_by(client: &str) -> Script {
     REPEATS.into_iter().fold(script, |script, ms| script.server_retransmits(ms, TcpState::FinWait1))
 }
 
-fn in_order(mut script: Script) -> Script {
-    script.out.sort_by_key(|sighting| sighting.time);
-    script
-}
-
 fn doubt(verdict: &Verdict, what: &str) -> bool {
     verdict.against.iter().any(|evidence| evidence.content.contains(what))
 }
@@ -193,7 +188,7 @@ fn a_client_that_gives_up_by_a_reset_does_not_hide_the_silence() {
 fn a_rule_that_drops_an_open_connection_is_named() {
     let at_once = REPEATS.map(|ms| ms + 1);
     let dropped = |script: Script| {
-        in_order(at_once.into_iter().fold(script, |script, ms| script.drop_later(ms, "NETFILTER_DROP")))
+        at_once.into_iter().fold(script, |script, ms| script.drop_later(ms, "NETFILTER_DROP")).in_order()
     };
     let cut = || dropped(repeats(to_cart().established(10_000), false));
     let verdict = World::new().verdict(cut(), 40_000);
@@ -204,7 +199,7 @@ fn a_rule_that_drops_an_open_connection_is_named() {
     assert_eq!(World::new().verdict(early, 40_000).class, Class::C29);
     // Answers.
     let answers = repeats(to_cart().established(10_000), true);
-    let answers = in_order(at_once.into_iter().fold(answers, Script::drop_known_answer));
+    let answers = at_once.into_iter().fold(answers, Script::drop_known_answer).in_order();
     let verdict = World::new().verdict(answers, 40_000);
     assert_eq!(verdict.class, Class::C30, "{verdict:#?}");
     assert!(verdict.root_cause.contains("drops the answers of"), "{}", verdict.root_cause);
@@ -213,7 +208,7 @@ fn a_rule_that_drops_an_open_connection_is_named() {
         to_cart().confirm(10_000).state(10_001, false, TcpState::SynSent, TcpState::Established),
         false,
     );
-    let answers = in_order(at_once.into_iter().fold(answers, Script::drop_known_answer));
+    let answers = at_once.into_iter().fold(answers, Script::drop_known_answer).in_order();
     assert_eq!(World::new().verdict(answers, 40_000).class, Class::C30);
     // A close after its entry had timed out: its packets are no connection's any more (N5).
     let untranslated = Script::new(CLIENT, VIP, None);
@@ -224,12 +219,12 @@ fn a_rule_that_drops_an_open_connection_is_named() {
     });
     assert_ne!(World::new().verdict(late, 40_000).class, Class::C30);
     // A tc program.
-    let by_program = in_order(repeats(to_cart().established(10_000), false).drop_later(20_401, "TC_EGRESS"));
+    let by_program = repeats(to_cart().established(10_000), false).drop_later(20_401, "TC_EGRESS").in_order();
     let verdict = World::new().verdict(by_program, 40_000);
     assert_eq!((verdict.class, verdict.confidence), (Class::C30, Confidence::High));
     // One at the client's own interface meets the packets before NAT.
     let before_nat = repeats(to_cart().established(10_000), false).drop_untranslated(20_401, "TC_INGRESS");
-    assert_eq!(World::new().verdict(in_order(before_nat), 40_000).class, Class::C30);
+    assert_eq!(World::new().verdict(before_nat.in_order(), 40_000).class, Class::C30);
     // Conntrack calls the packets invalid.
     let invalid = to_cart().established(10_000).invalid_answer(19_000, "SEQ is over upper bound %u");
     assert_eq!(World::new().verdict(dropped(repeats(invalid, false)), 40_000).class, Class::C18b);

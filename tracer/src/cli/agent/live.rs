@@ -16,8 +16,8 @@ use crate::{
         ResultExt as _,
         args::{Attach, ClusterSource, Hooks, TraceOptions},
         check::kernel::Kernel,
-        stop::Stop,
-        trace::{Sink, StoppedEarly, Trace},
+        stop::{Stop, StoppedEarly},
+        trace::{Sink, Trace},
     },
     kernel::{
         environment::Environment,

@@ -86,6 +86,15 @@ impl<'a> Membership<'a> {
             Self::Member { .. } | Self::NeverSeen { .. } | Self::Unknown => None,
         }
     }
+
+    /// The time since which it ends: it left, or terminates. One that is only not ready may come back.
+    pub const fn ending_since(&self) -> Option<Timestamp> {
+        match self {
+            Self::Left { at, .. } => Some(*at),
+            Self::Member { state, since } if state.conditions.terminating => Some(*since),
+            Self::Member { .. } | Self::NeverSeen { .. } | Self::Unknown => None,
+        }
+    }
 }
 
 /// The endpoints that kube-proxy should send to.

@@ -34,10 +34,10 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
         let errors = &trouble.icmp_errors;
         errors.iter().find(|error| error.about_request && error.from == Some(endpoint.ip()))
     });
-    if sender.is_none() && no_socket.is_none() && told.is_none() && refused_there(case).is_some() {
+    let seen_at_endpoint = sender.is_some() || no_socket.is_some() || told.is_some();
+    if !seen_at_endpoint && refused_there(case).is_some() {
         return None;
     }
-    let seen_at_endpoint = sender.is_some() || no_socket.is_some() || told.is_some();
     let name = case.endpoint_name();
     let mut finding = case
         .finding(

@@ -176,8 +176,7 @@ fn client_silent(case: &Case<'_>) -> Finding {
         .if_nothing_was_lost()
         .now(&[action::TRACE_CLIENT])
         .later(&[action::WATCH_PATH]);
-    let of_pod = || cluster.pod_by_ip(ip, began)?.node.as_deref();
-    let Some(node) = of_pod().or_else(|| Some(&*cluster.node_by_ip(ip, began)?.key.name)) else {
+    let Some(node) = cluster.node_of(ip, began) else {
         let unseen = "where the client is, and whether the packets reach it";
         return with_size(case, finding.unobserved(unseen));
     };

@@ -72,6 +72,17 @@ const PROGRAMS: [(&str, &str); 3] = [
     ("BPF_CGROUP_EGRESS", "an eBPF program of the sender's cgroup"),
 ];
 
+/// The program that dropped it, if none of netfilter's rules did.
+fn program(drop: &Dropped) -> Option<&'static str> {
+    PROGRAMS.iter().find(|(reason, _)| drop.is(reason)).map(|(_, program)| *program)
+}
+
+fn dropped_by_program(case: &Case<'_>, program: &str, what: &str) -> Finding {
+    case.finding(Class::C30, format_args!("{program} drops {what}"))
+        .confidence(Confidence::High)
+        .unobserved("which program it is: `bpftool net show`, `bpftool cgroup tree`")
+}
+
 /// Mechanism: a policy drops the packet after kube-proxy chose a current endpoint, or before it could choose one.
 /// For: `NETFILTER_DROP`, and the rule to which the packet comes; or the drop of a tc or cgroup program. Against: an INVALID
 /// packet dropped by KUBE-FORWARD looks the same (C18b).
@@ -80,19 +91,10 @@ pub(super) fn dropped(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     let drops = &case.trouble()?.drops;
-    let by_program = drops
-        .iter()
-        .filter(|drop| drop.opening)
-        .find_map(|drop| PROGRAMS.iter().find(|(reason, _)| drop.is(reason)).map(|(_, program)| *program));
+    let by_program = drops.iter().filter(|drop| drop.opening).find_map(program);
     if let Some(program) = by_program {
-        return Some(
-            case.finding(
-                Class::C30,
-                format_args!("{program} drops packets of connections to {}", case.name()),
-            )
-            .confidence(Confidence::High)
-            .unobserved("which program it is: `bpftool net show`, `bpftool cgroup tree`"),
-        );
+        let what = format!("packets of connections to {}", case.name());
+        return Some(dropped_by_program(case, program, &what));
     }
     let drop = case.rule_drop().filter(|drop| drop.opening)?;
     let packet = Packet::of(drop);
@@ -200,13 +202,9 @@ pub(super) fn connection_dropped(case: &Case<'_>) -> Option<Finding> {
     let drop = trouble.drops.iter().find(|drop| is_of_repeated(case.flow, drop))?;
     let is_answer = drop.stage == Stage::Reply;
     let whose = if is_answer { "the answers of" } else { "the packets to" };
-    let whose = format_args!("{whose} {} of an open connection to {}", case.endpoint_name(), case.name());
-    if let Some((_, program)) = PROGRAMS.iter().find(|(reason, _)| drop.is(reason)) {
-        return Some(
-            case.finding(Class::C30, format_args!("{program} drops {whose}"))
-                .confidence(Confidence::High)
-                .unobserved("which program it is: `bpftool net show`, `bpftool cgroup tree`"),
-        );
+    let whose = format!("{whose} {} of an open connection to {}", case.endpoint_name(), case.name());
+    if let Some(program) = program(drop) {
+        return Some(dropped_by_program(case, program, &whose));
     }
     let may_be_invalid = trouble.invalid.iter().any(|invalid| invalid.reply == is_answer);
     if may_be_invalid || !drop.is("NETFILTER_DROP") {
@@ -235,7 +233,7 @@ fn is_of_repeated(flow: &Flow, drop: &Dropped) -> bool {
         Stage::After => is_met(&flow.client),
         Stage::Reply => is_met(&flow.server) || is_met(&flow.client),
     };
-    let is_by_rule = drop.is("NETFILTER_DROP") || PROGRAMS.iter().any(|(reason, _)| drop.is(reason));
+    let is_by_rule = drop.is("NETFILTER_DROP") || program(drop).is_some();
     is_by_rule && !drop.opening && is_repeated
 }
 

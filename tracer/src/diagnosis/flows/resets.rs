@@ -10,7 +10,6 @@ use super::{
 };
 use crate::{
     class::{Class, Confidence, Severity, action},
-    cluster::Membership,
     flow::{End, Ended, Flow, Invalid, Outcome, ResetBy, SocketEnd, StackReset},
     sighting::Hook,
     time::Timestamp,
@@ -319,12 +318,8 @@ fn left_before(case: &Case<'_>, endpoint: SocketAddr, at: Timestamp, removed: Ti
 
 /// When this endpoint left the slices or began to terminate, if that is known and was before `at`.
 fn removed(case: &Case<'_>, endpoint: SocketAddr, at: Timestamp) -> Option<Timestamp> {
-    let since = match case.ctx.cluster.membership(&case.vip, endpoint, at) {
-        Membership::Left { at, .. } => at,
-        Membership::Member { state, since } if state.conditions.terminating => since,
-        _ => return None,
-    };
-    Some(since).filter(|since| *since > Timestamp::MIN && *since <= at)
+    let since = case.ctx.cluster.membership(&case.vip, endpoint, at).ending_since();
+    since.filter(|since| *since > Timestamp::MIN && *since <= at)
 }
 
 /// C18b (kubernetes/kubernetes#94861).

@@ -14,15 +14,18 @@ use crate::{
     verdict::EvidenceType,
 };
 
+/// Whether it failed and nothing answered it: what answers at such an address is another program.
+fn failed_unanswered(flow: &Flow) -> bool {
+    !flow.outcome().is_success() && flow.outcome() != Outcome::Pending && !flow.was_answered()
+}
+
 /// C5c.
 /// Mechanism: kube-proxy translates only the ports that the Service lists. In iptables mode the packet leaves
 /// untranslated and nothing answers, nftables and ipvs refuse it.
 /// For: the address belongs to a Service, the Service does not have the port, and the connection failed.
 pub(super) fn unknown_port(flow: &Flow, ctx: &Context<'_>, service: &Key) -> Option<Finding> {
     let translated = flow.decision(ctx.node_netns).and_then(Decision::endpoint);
-    // What answered is another program at that address.
-    let failed = !flow.outcome().is_success() && flow.outcome() != Outcome::Pending && !flow.was_answered();
-    if !failed || translated.is_some() {
+    if !failed_unanswered(flow) || translated.is_some() {
         return None;
     }
     let port = flow.orig.dst.port();
@@ -41,9 +44,7 @@ pub(super) fn unknown_port(flow: &Flow, ctx: &Context<'_>, service: &Key) -> Opt
 pub(super) fn unallocated(flow: &Flow, ctx: &Context<'_>) -> Option<Finding> {
     let (ip, at) = (flow.orig.dst.ip(), flow.first_seen);
     let translated = flow.decision(ctx.node_netns).and_then(Decision::endpoint);
-    let failed =
-        !flow.outcome().is_success() && !matches!(flow.outcome(), Outcome::Pending | Outcome::Reset(_));
-    if !failed || flow.was_answered() || translated.is_some() {
+    if !failed_unanswered(flow) || translated.is_some() {
         return None;
     }
     let is_anothers = ctx.node.is_own_address(ip) == Some(true)
@@ -86,8 +87,7 @@ pub(super) fn gone(flow: &Flow, ctx: &Context<'_>, service: &Key, since: Timesta
             .fill_rules_of(endpoint, ctx.node.mode),
         );
     }
-    let failed = !flow.outcome().is_success() && flow.outcome() != Outcome::Pending && !flow.was_answered();
-    failed.then(|| {
+    failed_unanswered(flow).then(|| {
         let asks = format!("the client uses an address that {service} gave up {ago} before");
         let now = ctx.cluster.service(service, flow.first_seen);
         let finding = match now.and_then(|now| now.without_address()) {

@@ -292,11 +292,7 @@ pub(super) fn departing(case: &Case<'_>) -> Option<Finding> {
     let cluster = case.ctx.cluster;
     let ended = case.ended();
     let soon = ended.saturating_add(case.ctx.grace);
-    let removal = || match cluster.membership(&case.vip, endpoint, soon) {
-        Membership::Left { at, .. } => Some(at),
-        Membership::Member { state, since } if state.conditions.terminating => Some(since),
-        _ => None,
-    };
+    let removal = || cluster.membership(&case.vip, endpoint, soon).ending_since();
     let deletion = || {
         let listed = &member.pod?.key;
         let pod = cluster.pod(listed, soon).filter(|pod| pod.ips.contains(&endpoint.ip()))?;
@@ -446,14 +442,8 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     let membership = case.ctx.cluster.membership(&case.vip, endpoint, ended);
-    let removed = match membership {
-        Membership::Left { at, .. } => at,
-        // One that is only not ready is listed still: its application or its node failed.
-        Membership::Member { state: EndpointState { conditions, .. }, since } if conditions.terminating => {
-            since
-        }
-        _ => return None,
-    };
+    // One that is only not ready is listed still: its application or its node failed.
+    let removed = membership.ending_since()?;
     let old_enough = case.decided <= removed || case.flow.partial;
     if removed == Timestamp::MIN || removed > ended || !old_enough || case.outcome == Outcome::Pending {
         return None;

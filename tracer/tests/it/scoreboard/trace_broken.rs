@@ -191,7 +191,7 @@ fn silent() -> Group<Traced> {
         }),
         case(Class::C30, "a rule that came later drops its segments", |mode| {
             let script = falls_silent(cart().established(10_000), 20_000);
-            Traced::of(world(mode), in_order(script.drop_later(20_001, "NETFILTER_DROP")))
+            Traced::of(world(mode), script.drop_later(20_001, "NETFILTER_DROP").in_order())
         }),
         case(Class::C33, "its segments are larger than the path's MTU", |mode| {
             let script = cart().established(10_000).icmp_error(20_000, "10.244.1.1:0", 4);
@@ -267,11 +267,6 @@ fn cleaned_up(mode: ProxyMode, idle: u64) -> Traced {
     let mut after = after.endpoint_has_no_connection(20_001 + idle);
     after.out.splice(0..0, before.out);
     Traced::of(world, after)
-}
-
-fn in_order(mut script: Script) -> Script {
-    script.out.sort_by_key(|sighting| sighting.time);
-    script
 }
 
 fn repeats(script: Script, bytes: u32) -> Script {
