@@ -260,14 +260,17 @@ impl Selection {
         self.has_ends(verdict) && last_seen >= span.from && verdict.flow.started <= span.to
     }
 
+    /// Whether it is the wanted port, or any if none is named.
+    pub(crate) fn has_port(&self, service: &ServiceRef) -> bool {
+        let is_named = || self.port_names.iter().any(|name| *service.port == **name);
+        self.port.as_deref().is_none_or(|port| *service.port == *port || is_named())
+    }
+
     /// Whether the flow is of the wanted Service, client and addresses.
     fn has_ends(&self, verdict: &Verdict) -> bool {
-        let is_of_port = |port: &String| {
-            let is_named = |service: &ServiceRef| self.port_names.iter().any(|name| *service.port == **name);
-            verdict.service.as_ref().is_some_and(|service| *service.port == **port || is_named(service))
-        };
+        let has_port = || verdict.service.as_ref().is_some_and(|service| self.has_port(service));
         self.target.as_ref().is_none_or(|target| target.matches(verdict))
-            && self.port.as_ref().is_none_or(is_of_port)
+            && (self.port.is_none() || has_port())
             && self.client.as_ref().is_none_or(|client| client.is_client(verdict))
             && self.flow.is_none_or(|flow| flow.matches(verdict))
     }

@@ -146,6 +146,11 @@ impl EventCounter {
         Ok(lacks)
     }
 
+    /// The cluster's objects, as far as they were read.
+    pub(crate) const fn history(&self) -> &History {
+        &self.cluster.history
+    }
+
     /// After the last file: events whose Service is still unknown belong to none.
     pub fn finish(mut self, counts: &mut EventCounts) {
         self.attribute(Duration::ZERO, counts);

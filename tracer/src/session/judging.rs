@@ -141,18 +141,18 @@ impl Pipeline {
         true
     }
 
-    /// Whether the node's state can matter: for a flow to a Service that got no endpoint and was not refused, or that
-    /// found the conntrack table full; for one whose endpoint no slice lists; or for one that a rule stopped.
+    /// Whether the node's state can matter: for a flow to a Service that got no endpoint, or that found the conntrack table
+    /// full; for one that kube-proxy's rules treated otherwise than the slices; or for one that another rule stopped.
     fn depends_on_node(&self, flow: &Flow, ctx: &Context<'_>, is_choice_wrong: bool) -> bool {
         if diagnosis::is_stopped_by_rule(flow) && diagnosis::is_to_service(flow, ctx) {
             return true;
         }
-        if flow.endpoint(self.settings.node_netns).is_some() {
-            // kube-proxy's figures show the cause of stale rules, and rules of another writer may have chosen it.
+        let refused = flow.trouble.as_ref().is_some_and(|trouble| trouble.refusal.is_some());
+        if refused || flow.endpoint(self.settings.node_netns).is_some() {
+            // kube-proxy's figures show the cause of stale rules and its pace, and another writer's rules may have chosen it.
             return is_choice_wrong;
         }
-        let refused = flow.trouble.as_ref().is_some_and(|trouble| trouble.refusal.is_some());
-        !refused && !flow.outcome().is_success() && diagnosis::is_to_service(flow, ctx)
+        !flow.outcome().is_success() && diagnosis::is_to_service(flow, ctx)
     }
 
     fn note(&mut self, flow: &Flow) {

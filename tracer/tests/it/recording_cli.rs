@@ -282,6 +282,13 @@ fn counts_say_which_service_had_trouble_without_judging() {
     let (_, only, _) = replay(&path, &["-o", "counts", "--service", "shop/checkout"]);
     assert_eq!(only.lines().count(), 2, "{only}");
     assert_eq!(row(&only, "shop/checkout:http TCP"), checkout);
+    for port in ["http", "80"] {
+        let (_, table, _) = replay(&path, &["-o", "counts", "--service", &format!("shop/checkout:{port}")]);
+        assert_eq!(table, only);
+    }
+    let (status, _, stderr) = replay(&path, &["-o", "counts", "--service", "shop/checkout:81"]);
+    assert_eq!(status, Some(4), "{stderr}");
+    assert!(stderr.contains("no event of shop/checkout:81 is in the recordings"), "{stderr}");
     let (status, _, stderr) = replay(&path, &["-o", "counts", "--service", "shop/nothing"]);
     assert_eq!(status, Some(4), "{stderr}");
     assert!(stderr.contains("no event of shop/nothing is in the recordings"), "{stderr}");

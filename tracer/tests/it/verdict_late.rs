@@ -1,9 +1,9 @@
 //! Evidence that arrives after the verdict that it changes, and verdicts that must not be given before it.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use crate::{
-    cluster_support::{READY, Shop, put, slice},
+    cluster_support::{NOT_READY, READY, Shop, put, slice},
     flow_support::{CLIENT, EP, Script, VIP, World, addr, at, fold, last_revisions},
     node_support::{Rules, iptables},
     session_support::settings,
@@ -91,14 +91,42 @@ fn a_refusal_waits_for_the_change_that_explains_it() {
                 let none = slice(&world.shop.cart, addr(EP), Vec::new());
                 pipeline.cluster_mut().history.apply(at(ms), put(Object::EndpointSlice(none.into())));
             }
-            let found = pipeline.advance(at(ms)).judged.into_iter();
-            judged.extend(found.map(|found| (found.verdict.class, ms)));
+            let mut found = pipeline.advance(at(ms)).judged;
+            if pipeline.wants_node() {
+                let node = Arc::new(world.node.snapshot(&world.shop.cart));
+                found.extend(pipeline.node_read(node, at(ms), at(ms)).judged);
+            }
+            judged.extend(found.iter().map(|found| (found.verdict.class, ms)));
         }
         judged
     };
     let [(Class::C20, _)] = judged(true)[..] else { panic!("{:?}", judged(true)) };
     let [(Class::C4, ms)] = judged(false)[..] else { panic!("{:?}", judged(false)) };
     assert!(ms > 62_000, "{ms}");
+}
+
+/// A refusal despite endpoints is judged by a reading of the node that began after it, which has kube-proxy's pace.
+#[test]
+fn a_refusal_despite_endpoints_waits_for_the_node() {
+    let class = |sync_period_s: u64| {
+        let mut world = World::new();
+        world.shop.becomes(EP, NOT_READY, 10_000);
+        world.shop.becomes(EP, READY, 50_000);
+        let mut pipeline = pipeline(&world);
+        // As it was before.
+        pipeline.node_read(Arc::new(world.node.snapshot(&world.shop.cart)), at(1_000), at(1_000));
+        pipeline.observe(Script::new(CLIENT, VIP, None).unreach(60_000, 3).connect_failed(60_001).out);
+        assert!(pipeline.advance(at(62_000)).judged.is_empty());
+        assert!(!pipeline.wants_node(), "it waits for the metadata");
+        assert!(pipeline.advance(at(70_000)).judged.is_empty());
+        assert!(pipeline.wants_node());
+        let mut node = world.node.snapshot(&world.shop.cart);
+        node.report.min_sync_period = Some(Duration::from_secs(sync_period_s));
+        let judged = pipeline.node_read(Arc::new(node), at(70_100), at(70_200)).judged;
+        judged.iter().map(|it| it.verdict.class).collect::<Vec<_>>()
+    };
+    assert_eq!(class(1), [Class::C4]);
+    assert_eq!(class(30), [Class::C5]);
 }
 
 /// What a trace with `--path` finds of these sightings, in steps of 100 ms: the class, and the number of steps of a way.

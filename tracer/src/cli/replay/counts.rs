@@ -37,18 +37,18 @@ pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Resu
         lacks.extend(span.misses(recorded));
     }
     let mut counts = EventCounts::default();
+    let mut selection = options.selection.clone();
     for tape in &tapes {
-        count_tape(tape, span, &mut counts, &mut lacks);
+        count_tape(tape, span, &mut selection, &mut counts, &mut lacks);
     }
     lacks.extend(missing(&counts));
     if let Some((namespace, name)) = service {
-        let port = options.selection.port.as_deref();
         counts.retain(|service| {
-            let is_of_port = port.is_none_or(|port| *service.port == *port);
-            is_of_port && *service.namespace == *namespace && *service.name == *name
+            selection.has_port(service) && *service.namespace == *namespace && *service.name == *name
         });
         if counts.services().next().is_none() {
-            lacks.push(format!("no event of {namespace}/{name} is in the recordings"));
+            let port = selection.port.as_deref().map_or_else(String::new, |port| format!(":{port}"));
+            lacks.push(format!("no event of {namespace}/{name}{port} is in the recordings"));
         }
     }
     printer.note(&describe(&tapes, &counts));
@@ -82,7 +82,13 @@ fn recorded_time(tapes: &[Tape]) -> Span {
     Span { from: tapes.iter().map(began).min().unwrap_or_default(), to: ends.max().unwrap_or_default() }
 }
 
-fn count_tape(tape: &Tape, span: Span, counts: &mut EventCounts, lacks: &mut Vec<String>) {
+fn count_tape(
+    tape: &Tape,
+    span: Span,
+    selection: &mut Selection,
+    counts: &mut EventCounts,
+    lacks: &mut Vec<String>,
+) {
     let mut counter = EventCounter::new(span.from, span.to);
     let mut lacks_beginning = false;
     let mut cut = None;
@@ -99,6 +105,7 @@ fn count_tape(tape: &Tape, span: Span, counts: &mut EventCounts, lacks: &mut Vec
             Err(error) => lacks.push(format!("{}: {error:#}", path.display())),
         }
     }
+    selection.name_ports(counter.history());
     counter.finish(counts);
     let node = tape.header().node_name.as_deref().unwrap_or("an unnamed node");
     lacks.extend(cut.filter(|at| *at <= span.to).map(|at| format!("{node}: {}", cut_off(at))));
