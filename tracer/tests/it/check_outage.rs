@@ -126,3 +126,22 @@ fn metrics_alone_show_that_no_request_ever_succeeded() {
     assert_eq!(found.level, Level::Fault, "{found:#?}");
     assert!(says(found, "18 with 401") && found.root_cause.contains("Unauthorized"), "{found:#?}");
 }
+
+/// Each kind is read on its own, and the rules need Services and their slices only. A role that somebody wrote for an older
+/// release lacks `servicecidrs`, which 1.33 reads.
+#[test]
+fn a_kind_that_no_rule_needs_is_a_warning() {
+    for (kind, effect) in [("ServiceCIDR", "nftables mode"), ("Node", "topology hints")] {
+        let message = format!("failed to list *v1.{kind}: {kind} is forbidden: User cannot list resource");
+        let times = ["23:05:00", "23:10:00", "23:20:00", "23:24:50"];
+        let found = outage(&logs(&times.map(|time| (time, message.as_str())))).unwrap();
+        assert_eq!(found.level, Level::Warning, "{found:#?}");
+        let says = format!("cannot read {kind} objects");
+        assert!(found.root_cause.contains(&says) && found.root_cause.contains(effect), "{found:#?}");
+        // With the Services it is the whole API.
+        let services = message.replace(kind, "Service");
+        let both = times.iter().flat_map(|time| [(*time, message.as_str()), (*time, services.as_str())]);
+        let found = outage(&logs(&both.collect::<Vec<_>>())).unwrap();
+        assert_eq!(found.level, Level::Fault, "{found:#?}");
+    }
+}

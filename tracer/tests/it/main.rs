@@ -14,6 +14,7 @@ mod check_any_input;
 mod check_captures;
 mod check_cli;
 mod check_faults;
+mod check_lists;
 mod check_modes;
 mod check_moment;
 mod check_neighbours;

@@ -151,10 +151,14 @@ impl Context {
     /// kube-proxy's own notion of the node's address in this family, if the Node has one or the configuration sets it
     /// (`detectNodeIPs` in `cmd/kube-proxy/app/server.go`).
     pub(super) fn node_ip(&self, listed: &[IpAddr], family: Family) -> Option<IpAddr> {
+        let listed = || listed.iter().copied().find(|ip| Family::of(*ip) == family);
+        self.bind_address(family).or_else(listed)
+    }
+
+    /// kube-proxy's `bindAddress`, if it is one of this family.
+    pub(super) fn bind_address(&self, family: Family) -> Option<IpAddr> {
         let bound = self.settings.as_ref().and_then(|settings| settings.bind_address);
-        bound
-            .filter(|ip| Family::of(*ip) == family)
-            .or_else(|| listed.iter().copied().find(|ip| Family::of(*ip) == family))
+        bound.filter(|ip| Family::of(*ip) == family)
     }
 }
 

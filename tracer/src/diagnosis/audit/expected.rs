@@ -211,7 +211,10 @@ impl Expected {
     fn admits_itself(&self, ranges: &[AddressRange], family: Family, context: &Context) -> Option<bool> {
         let contains = |ip: &IpAddr| ranges.iter().any(|range| range.contains(*ip));
         if context.node_ip(&self.node_addresses, family).is_some_and(|ip| contains(&ip)) {
-            return Some(true);
+            // Up to 1.28 the node's address can be the zero address, which no range has, in either family
+            // (`NewDualStackProxier` receives `bindAddress`; kubernetes/kubernetes#119524).
+            let is_bound = context.bind_address(family).is_some();
+            return (is_bound || !context.may_precede(Release(1, 29))).then_some(true);
         }
         // Older versions choose another of the node's addresses. Without any, kube-proxy uses 127.0.0.1 or ::1.
         let own = self.node_addresses.iter().chain(context.own_addresses.iter().flatten());

@@ -11,7 +11,7 @@ use crate::{
         log::{Clock, LoggedError, Trouble},
         metrics::{Metrics, Reads},
     },
-    text::length,
+    text::{length, list},
     time::Timestamp,
     verdict::EvidenceType,
 };
@@ -29,7 +29,7 @@ const BLIP_SECS: f64 = 60.0;
 /// The signs of an outage.
 #[derive(Debug, Default)]
 struct Outage<'f> {
-    /// Errors of the log that no successful read followed.
+    /// Errors of the log that no successful read followed, apart from those of kinds that no rule is made of.
     errors: Vec<&'f LoggedError>,
     /// A watch that ended and was not seen to begin again.
     cut: Option<&'f LoggedError>,
@@ -57,23 +57,61 @@ enum Lasts {
 }
 
 pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
+    findings.extend(current_errors(facts).filter_map(|error| beside_rules(facts, error)));
     let outage = Outage::of(facts);
     let cause = outage.cause();
     let (Some(lasts), Some(cause)) = (outage.lasts(facts), cause) else { return };
     findings.push(outage.finding(facts, lasts, &cause));
 }
 
+fn is_current(error: &LoggedError) -> bool {
+    !error.before_restart && !error.recovered
+}
+
+/// The errors of its reads that no successful read followed.
+fn current_errors(facts: &Facts) -> impl Iterator<Item = &LoggedError> {
+    let errors = facts.node.log.iter().flat_map(|log| &log.errors);
+    errors.filter(|error| error.trouble.is_api()).filter(|error| is_current(error))
+}
+
+/// kube-proxy cannot read kinds that no rule of a Service is made of.
+fn beside_rules(facts: &Facts, error: &LoggedError) -> Option<Finding> {
+    let kinds = error.kinds_beside_rules()?;
+    let age = clock(facts).and_then(|clock| clock.since(&error.last));
+    if age.is_some_and(|age| age > REPEATS_SECS) {
+        return None;
+    }
+    let names: Vec<&str> = kinds.iter().map(|kind| kind.rsplit('.').next().unwrap_or(kind)).collect();
+    let effect = match *names {
+        ["Node"] => {
+            "it does not see changes of its Node's labels and addresses, such as the zone for topology hints"
+        }
+        ["ServiceCIDR"] => "in nftables mode connections to ClusterIPs of no Service are not refused",
+        _ => "what depends on these kinds stays as it was",
+    };
+    let detail = format!(
+        "kube-proxy cannot read {} objects: {}; the rules of Services follow the API, but {effect}",
+        list(&names),
+        error.trouble
+    );
+    let finding = Finding::new(Class::C2, detail)
+        .level(Level::Warning)
+        .severity(Severity::Low)
+        .confidence(Confidence::Medium)
+        .unobserved("a change of these objects that kube-proxy did not follow");
+    let finding = logged_by(finding, error);
+    Some(match cure(error.trouble) {
+        Some(action) => finding.now(&[action]),
+        None => finding,
+    })
+}
+
 impl<'f> Outage<'f> {
     fn of(facts: &'f Facts) -> Self {
-        let current = |error: &&LoggedError| !error.before_restart && !error.recovered;
+        let errors = current_errors(facts).filter(|error| error.kinds_beside_rules().is_none());
+        let errors: Vec<&LoggedError> = errors.collect();
         let log = facts.node.log.as_ref();
-        let errors: Vec<&LoggedError> = log
-            .iter()
-            .flat_map(|log| &log.errors)
-            .filter(|error| error.trouble.is_api())
-            .filter(current)
-            .collect();
-        let cut = log.and_then(|log| log.of(Trouble::WatchCut)).filter(current);
+        let cut = log.and_then(|log| log.of(Trouble::WatchCut)).filter(|error| is_current(error));
         let age = clock(facts).and_then(|clock| {
             errors.iter().copied().chain(cut).filter_map(|error| clock.since(&error.last)).reduce(f64::min)
         });

@@ -31,15 +31,17 @@ pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
 
 /// C32: without forwarding a Pod reaches only endpoints that are processes of its own node.
 fn forwarding(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
-    let families = |v6: bool| {
-        facts.history.as_ref().is_some_and(|history| {
-            history.services().any(|service| service.cluster_ips.iter().any(|ip| ip.is_ipv6() == v6))
+    // Which families the cluster has is not known without its Services: IPv4 is assumed.
+    let has_services = |v6: bool| {
+        facts.history.as_ref().map_or(!v6, |history| {
+            let mut addresses = history.services().flat_map(|service| &service.cluster_ips).peekable();
+            addresses.peek().is_none() && !v6 || addresses.any(|ip| ip.is_ipv6() == v6)
         })
     };
     for (path, v6, family) in
         [("net/ipv4/ip_forward", false, "IPv4"), ("net/ipv6/conf/all/forwarding", true, "IPv6")]
     {
-        if sysctls.number(path) != Some(0) || v6 && !families(true) {
+        if sysctls.number(path) != Some(0) || !has_services(v6) {
             continue;
         }
         let name = path.replace('/', ".");
@@ -89,12 +91,11 @@ fn bridges(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
     for bridge in bridges {
         let ports: Vec<&Interface> = interfaces.ports(&bridge.name).collect();
         for (setting, v6) in [("bridge-nf-call-iptables", false), ("bridge-nf-call-ip6tables", true)] {
-            if v6
-                && !bridge
-                    .addresses
-                    .iter()
-                    .any(|(address, _)| matches!(address, IpAddr::V6(ip) if !ip.is_unicast_link_local()))
-            {
+            let is_of_pods = |(address, _): &(IpAddr, u8)| match address {
+                IpAddr::V4(_) => !v6,
+                IpAddr::V6(ip) => v6 && !ip.is_unicast_link_local(),
+            };
+            if !bridge.addresses.iter().any(is_of_pods) {
                 continue;
             }
             bridged(facts, sysctls, bridge, ports.len(), setting, findings);

@@ -140,7 +140,20 @@ pub struct LoggedError {
     failing: BTreeSet<String>,
 }
 
+/// The kinds that kube-proxy makes its rules of, without their version.
+const KINDS_OF_RULES: [&str; 3] = ["Service", "EndpointSlice", "Endpoints"];
+
 impl LoggedError {
+    /// The kinds that the API server does not let it read, if no rule is made of them: each kind is read on its own
+    /// (`NewSharedInformerFactoryWithOptions` in cmd/kube-proxy/app/server.go), so that the rules go on to follow the API.
+    pub(crate) fn kinds_beside_rules(&self) -> Option<&BTreeSet<String>> {
+        let is_of_kind = matches!(self.trouble, Trouble::ApiForbidden | Trouble::ApiVersion);
+        let is_of_rules =
+            |kind: &String| KINDS_OF_RULES.iter().any(|name| kind.ends_with(&format!(".{name}")));
+        let is_beside = is_of_kind && !self.failing.is_empty() && !self.failing.iter().any(is_of_rules);
+        is_beside.then_some(&self.failing)
+    }
+
     /// `once, at 1120 23:29:18.128`, `31 times, first at …, last at …`.
     pub fn when(&self) -> String {
         let times = times(self.count);

@@ -26,8 +26,10 @@ pub struct ProxyReport {
     pub min_sync_period: Option<Duration>,
     /// The slowest 99th percentile of its latencies.
     pub latency: Option<Duration>,
-    /// The latest queued update and the oldest write of both families.
+    /// The latest queued update of both families.
     pub last_queued: Option<Timestamp>,
+    /// The latest write, or, while an update waits, the last write of the family that waits. Since 1.33 each family has its own
+    /// times, and a change of one leaves the other as it is.
     pub last_synced: Option<Timestamp>,
     /// Batches of rules that were rejected since its start.
     pub failed_syncs: u64,
@@ -46,6 +48,8 @@ impl ProxyReport {
         let config = snapshot.config.as_ref();
         let program = snapshot.process.as_ref().and_then(|process| process.program.clone());
         let times = metrics.map(Metrics::sync_times).unwrap_or_default();
+        let waiting = times.iter().filter(|times| times.last_queued > times.last_synced);
+        let waiting = waiting.map(|times| times.last_synced);
         let p99 = |name: &&str| {
             let (bound, count) = metrics?.quantile(name, 0.99)?;
             let bound = Duration::try_from_secs_f64(bound).ok()?;
@@ -62,10 +66,9 @@ impl ProxyReport {
                 .map(|times| times.last_queued)
                 .reduce(f64::max)
                 .and_then(Timestamp::from_unix_secs_f64),
-            last_synced: times
-                .iter()
-                .map(|times| times.last_synced)
+            last_synced: waiting
                 .reduce(f64::min)
+                .or_else(|| times.iter().map(|times| times.last_synced).reduce(f64::max))
                 .and_then(Timestamp::from_unix_secs_f64),
             failed_syncs: Duration::try_from_secs_f64(failed).map_or(0, |count| count.as_secs()),
             uses_terminating: config.and_then(|config| config.feature_gates.iter().find_map(gate)),
@@ -111,6 +114,24 @@ mod tests {
         let saved = serde_json::to_string(&snapshot).unwrap();
         let again: Snapshot = serde_json::from_str(&saved).unwrap();
         assert_eq!(again.report, snapshot.report);
+    }
+
+    /// kubernetes/kubernetes#129173.
+    #[test]
+    fn a_family_that_has_nothing_to_write_is_not_behind() {
+        let of = |v6_queued: u64| {
+            let times = format!(
+                "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{{ip_family=\"IPv4\"}} 610\n\
+                 kubeproxy_sync_proxy_rules_last_timestamp_seconds{{ip_family=\"IPv4\"}} 611\n\
+                 kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{{ip_family=\"IPv6\"}} {v6_queued}\n\
+                 kubeproxy_sync_proxy_rules_last_timestamp_seconds{{ip_family=\"IPv6\"}} 11\n"
+            );
+            let report =
+                ProxyReport::of(&Snapshot { metrics: Some(Metrics::parse(&times)), ..Snapshot::default() });
+            [report.last_queued, report.last_synced].map(|time| time.unwrap().as_unix_ns() / 1_000_000_000)
+        };
+        assert_eq!(of(10), [610, 611]);
+        assert_eq!(of(12), [610, 11], "IPv6 waits");
     }
 
     #[test]

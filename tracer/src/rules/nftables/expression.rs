@@ -155,6 +155,37 @@ fn condition(body: &Value<'_>, table: &Table) -> Option<Step> {
     })
 }
 
+/// A constant of nft(8): its name, and its number, which `nft -n` prints.
+#[derive(Clone, Copy)]
+pub(super) struct Constant {
+    name: &'static str,
+    number: u64,
+}
+
+/// `enum ip_conntrack_info` as `NF_CT_STATE_BIT` makes bits of it (`include/net/netfilter/nf_tables.h`).
+pub(super) const ESTABLISHED: Constant = Constant { name: "established", number: 2 };
+pub(super) const NEW: Constant = Constant { name: "new", number: 8 };
+/// `IPS_DST_NAT` (`include/uapi/linux/netfilter/nf_conntrack_common.h`).
+const DNAT: Constant = Constant { name: "dnat", number: 1 << 5 };
+/// `RTN_LOCAL` (`include/uapi/linux/rtnetlink.h`).
+const LOCAL: Constant = Constant { name: "local", number: 2 };
+
+/// Whether a bit is in a value: alone, in a list, or in a set.
+pub(super) fn has(value: &Value<'_>, bit: Constant) -> bool {
+    let list = value.as_array().or_else(|| value.member("set").and_then(Value::as_array));
+    list.map_or_else(|| bit.is_in(value), |list| list.iter().any(|value| bit.is_in(value)))
+}
+
+impl Constant {
+    fn is(self, value: &Value<'_>) -> bool {
+        value.as_str() == Some(self.name) || value.unsigned() == Some(self.number)
+    }
+
+    fn is_in(self, value: &Value<'_>) -> bool {
+        value.as_str() == Some(self.name) || value.unsigned().is_some_and(|bits| bits & self.number != 0)
+    }
+}
+
 /// A condition that kube-proxy's rules have.
 fn own_condition(body: &Value<'_>, table: &Table) -> Option<Step> {
     let (left, right) = (body.member("left")?, body.member("right")?);
@@ -187,29 +218,21 @@ fn own_condition(body: &Value<'_>, table: &Table) -> Option<Step> {
         None => {}
     }
     if let Some(ct) = left.member("ct") {
-        let names = |name: &str| match right {
-            Value::Str(text) => text == name,
-            Value::Array(list) => list.iter().any(|text| text.as_str() == Some(name)),
-            other => other
-                .member("set")
-                .and_then(Value::as_array)
-                .is_some_and(|list| list.iter().any(|text| text.as_str() == Some(name))),
-        };
         return match ct.member("key")?.as_str()? {
             "state" => Some(Step::State {
-                new: names("new"),
+                new: has(right, NEW),
                 translated: false,
-                established: names("established"),
+                established: has(right, ESTABLISHED),
                 negated,
             }),
             "status" => {
-                Some(Step::State { new: false, translated: names("dnat"), established: false, negated })
+                Some(Step::State { new: false, translated: has(right, DNAT), established: false, negated })
             }
             _ => None,
         };
     }
     if let Some(fib) = left.member("fib") {
-        let local = fib.member("result")?.as_str()? == "type" && right.as_str() == Some("local");
+        let local = fib.member("result")?.as_str()? == "type" && LOCAL.is(right);
         let flags = fib.member("flags")?;
         let of = |name: &str| {
             flags.as_str() == Some(name)
@@ -369,14 +392,27 @@ fn key(value: &Value<'_>) -> Option<Key> {
         return key(inner);
     }
     match value.member("concat").and_then(Value::as_array) {
-        Some(parts) => parts.iter().map(datum).collect(),
+        Some(parts) => {
+            // nft names a protocol only where it finds /etc/protocols. In kube-proxy's sets a port is the last part, and its
+            // protocol the one before.
+            let before_port = parts.len().checked_sub(2).filter(|_| parts.last().is_some_and(is_number));
+            let part = |(at, part): (usize, &Value<'_>)| match part {
+                Value::Number(_) if Some(at) == before_port => protocol(part).map(Datum::Protocol),
+                _ => datum(part),
+            };
+            parts.iter().enumerate().map(part).collect()
+        }
         None => Some([datum(value)?].into()),
     }
 }
 
+fn is_number(value: &Value<'_>) -> bool {
+    matches!(value, Value::Number(_))
+}
+
 fn datum(value: &Value<'_>) -> Option<Datum> {
     match value {
-        Value::Number(_) => port(value).map(Datum::Port),
+        _ if is_number(value) => port(value).map(Datum::Port),
         Value::Str(text) => match text.parse() {
             Ok(ip) => Some(Datum::Address(ip)),
             Err(_) => iptables::protocol(text).map(Datum::Protocol),

@@ -2,7 +2,7 @@
 
 use serde_json_borrow::Value;
 
-use super::expression::{Read as _, verdict};
+use super::expression::{ESTABLISHED, NEW, Read as _, has, verdict};
 use crate::{
     net::{Family, Protocol},
     rules::{
@@ -103,13 +103,11 @@ pub(super) fn vmap(key: &Value<'_>, data: &Value<'_>) -> Option<Step> {
     let (mut new, mut established) = (None, None);
     for entry in data.member("set")?.as_array()? {
         let [states, then] = entry.as_array()? else { return None };
-        let named =
-            |wanted: &str| all(states, name).is_some_and(|names| names.iter().any(|name| **name == *wanted));
         let verdict = verdict(then)?;
-        if named("new") {
+        if has(states, NEW) {
             new = Some(verdict.clone());
         }
-        if named("established") {
+        if has(states, ESTABLISHED) {
             established = Some(verdict);
         }
     }

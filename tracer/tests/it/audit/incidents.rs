@@ -118,27 +118,6 @@ fn a_periodic_sync_does_not_show_that_a_change_was_received() {
     assert_eq!(missing(&context).sync, SyncState::Overwritten);
 }
 
-/// A node whose iptables is older than that of kube-proxy's image (kubernetes/kubernetes#112477).
-#[test]
-fn marks_that_an_old_iptables_does_not_print_are_assumed() {
-    let saved = read("kube-proxy/worker-1/iptables/iptables-save.txt");
-    assert!(saved.contains("v1.8.9 (nf_tables)"));
-    let lossy = saved
-        .replace(" -m mark --mark 0x4000/0x4000", "")
-        .replace(" -m mark ! --mark 0x4000/0x4000", "")
-        .replace(" -m mark --mark 0x8000/0x8000", "");
-    assert_ne!(lossy, saved);
-    let audit = |text: &str| {
-        audit_of(&cluster("cluster"), &iptables_of(text), &context("worker-1", ProxyMode::Iptables))
-    };
-    assert!(audit(&saved).discrepancies.is_empty());
-    let old = audit(&lossy.replace("v1.8.9", "v1.8.7"));
-    assert!(old.discrepancies.is_empty(), "{}", lines(&old));
-    assert!(old.gaps.iter().any(|gap| gap.contains("older than 1.8.8")), "{:?}", old.gaps);
-    // With a release that prints them, the marks are missing.
-    assert!(!audit(&lossy).discrepancies.is_empty());
-}
-
 /// iptables of old hosts: kubernetes/kubernetes#95409, #114537.
 #[test]
 fn endpoints_that_an_old_iptables_does_not_print_are_a_gap() {

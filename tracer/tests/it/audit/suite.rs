@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use viptrace::{
     class::Class,
     diagnosis::triage::{CheckReport, Facts, FindingRecord, Level, Scope, triage},
@@ -157,12 +157,24 @@ fn a_load_balancer_admits_itself_where_the_ranges_contain_the_node() {
         let report = check(&edited(elsewhere, Kind::Interfaces, nodes));
         assert!(only(&report, Class::C23).root_cause.contains("1.2.3.4"), "{name}: {}", texts(&report));
     }
-    let report = without("B2-iptables", Kind::IptablesSave, "-s 1.2.3.4/32");
+    // Up to 1.28 kube-proxy's own address can be the zero address, and the rule is missing (kubernetes/kubernetes#119524).
+    let version = |release: &str| {
+        let mut capture = capture("B2-iptables");
+        let metrics = format!("kubernetes_build_info{{git_version=\"{release}\"}} 1\n");
+        capture.put(Kind::ProxyMetrics, "metrics", metrics);
+        check(&edited(capture, Kind::IptablesSave, |text| {
+            let lines = text.lines().filter(|line| !line.contains("-s 1.2.3.4/32"));
+            lines.collect::<Vec<_>>().join("\n") + "\n"
+        }))
+    };
+    let report = version("v1.30.2");
     assert!(
         only(&report, Class::C23).root_cause.contains("load balancer's own address"),
         "{}",
         texts(&report)
     );
+    let report = version("v1.28.9");
+    assert!(report.findings.iter().all(|finding| finding.class != Class::C23), "{}", texts(&report));
 }
 
 /// B3: rules that only refuse are rules.
@@ -448,4 +460,41 @@ fn a_health_check_node_port_is_accepted() {
     let rules = |text: &str| text.replacen("COMMIT", accept, 1);
     let accepted = edited(edited(capture("B2-iptables"), Kind::Services, service), Kind::IptablesSave, rules);
     assert!(!texts(&check(&accepted)).contains("30999"), "{}", texts(&check(&accepted)));
+}
+
+/// B3: forwarding and filtering of IPv4 do not matter to a node of an IPv6 cluster.
+#[test]
+fn settings_of_a_family_without_services_are_not_judged() {
+    let mut capture = capture("B3-ipv6-only");
+    let settings = "net.ipv4.ip_forward = 0\nnet.ipv6.conf.all.forwarding = 1\n\
+                    net.bridge.bridge-nf-call-iptables = 0\nnet.bridge.bridge-nf-call-ip6tables = 1\n";
+    capture.put(Kind::Sysctls, "sysctl", settings.to_owned());
+    let with_range = edited(capture, Kind::Nodes, |text| {
+        let mut nodes: Value = serde_json::from_str(text).unwrap();
+        nodes["items"][0]["spec"]["podCIDRs"] = json!(["fd00:10:1::/64"]);
+        nodes.to_string()
+    });
+    let capture = edited(with_range, Kind::Interfaces, |text| {
+        let mut interfaces: Value = serde_json::from_str(text).unwrap();
+        let bridge = json!({
+            "ifname": "cni0", "flags": ["UP"], "linkinfo": {"info_kind": "bridge"},
+            "addr_info": [{"family": "inet6", "local": "fd00:10:1::1", "prefixlen": 64}],
+        });
+        let port = json!({
+            "ifname": "veth1", "flags": ["UP"], "master": "cni0", "addr_info": [],
+            "linkinfo": {"info_kind": "veth", "info_slave_kind": "bridge", "info_slave_data": {"hairpin": true}},
+        });
+        interfaces.as_array_mut().unwrap().extend([bridge, port]);
+        interfaces.to_string()
+    });
+    let of = |capture: &Capture| {
+        let report = check(capture);
+        let classes = report.findings.iter().map(|finding| finding.class);
+        classes.filter(|class| [Class::C31, Class::C32].contains(class)).collect::<Vec<_>>()
+    };
+    assert_eq!(of(&capture), []);
+    let v6 = edited(capture, Kind::Sysctls, |text| {
+        text.replace("forwarding = 1", "forwarding = 0").replace("ip6tables = 1", "ip6tables = 0")
+    });
+    assert_eq!(of(&v6), [Class::C32, Class::C31]);
 }

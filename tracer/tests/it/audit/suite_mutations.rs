@@ -213,7 +213,7 @@ fn all_are_found(mode: ProxyMode, names: &[&str]) {
     let (mut found, mut total) = (0_usize, 0_usize);
     let (mut unreported, mut failures) = (BTreeMap::<&str, usize>::new(), Vec::new());
     for name in names {
-        let healthy = capture(name);
+        let healthy = of_release(capture(name));
         let facts = Facts::read(&healthy);
         let context = Context::new("test-node", mode, facts.taken.unwrap_or_default());
         let expected = Expected::new(facts.history.as_ref().unwrap(), &context);
@@ -238,6 +238,13 @@ fn all_are_found(mode: ProxyMode, names: &[&str]) {
     println!("{mode}: {found} of {total} deletions found; the others: {unreported:#?}");
     assert!(failures.is_empty(), "{} of {total} not found:\n{}", failures.len(), failures.join("\n"));
     assert!(found * 100 >= total * 70, "{found} of {total}: {unreported:#?}");
+}
+
+/// The release of the suite, before which some rules are not always written.
+fn of_release(mut capture: Capture) -> Capture {
+    let metrics = "kubernetes_build_info{git_version=\"v1.36.2\"} 1\n";
+    capture.put(Kind::ProxyMetrics, "metrics", metrics.to_owned());
+    capture
 }
 
 fn with(healthy: &Capture, kind: Kind, text: String) -> Capture {
