@@ -346,6 +346,25 @@ fn near_a_loss_no_cause_is_named_only_because_no_event_shows_another() {
     assert_ne!(world.verdict(falls_silent(to_cart(), 71_000), 100_000).class, Class::C20);
 }
 
+/// A trace that begins while a client repeats its SYN does not know when the endpoint was chosen.
+#[test]
+fn a_choice_from_before_the_trace_has_no_time() {
+    let mut world = World::of(Shop::with_endpoints(&[EP, OTHER]));
+    world.shop.leaves(EP, 50_000);
+    let unreachable = |script: Script, ms| script.icmp_error(ms, "192.0.2.12:0", 1);
+    let repeats = |script: Script, ms| {
+        let script = script.retransmit(ms, TcpState::SynSent).retransmit(ms + 2_000, TcpState::SynSent);
+        unreachable(script, ms + 2_500).connect_failed(ms + 2_501)
+    };
+    // The first SYN may be older than the endpoint's removal, and no connection is.
+    assert_eq!(world.verdict(repeats(to_cart(), 60_000), 90_000).class, Class::Unknown);
+    let without_socket = unreachable(to_cart(), 60_000);
+    assert_eq!(world.verdict(without_socket, 90_000).class, Class::Unknown);
+    // No client repeats its SYN for so long; or the choice itself was observed.
+    assert_eq!(world.verdict(repeats(to_cart(), 190_000), 220_000).class, Class::C6);
+    assert_eq!(world.verdict(repeats(to_cart().confirm(60_000), 61_000), 90_000).class, Class::C6);
+}
+
 /// A flow that looks healthy and one that broke have the same class near a loss.
 #[test]
 fn a_flow_near_a_loss_that_breaks_later_has_a_second_verdict() {

@@ -18,6 +18,7 @@ use crate::{
     cluster::{EndpointState, Membership, Via, model::DEFAULT_TERMINATION_GRACE},
     flow::{Outcome, ResetBy},
     net::Protocol,
+    sighting::Status,
     time::Timestamp,
     verdict::{EvidenceType, Verdict},
 };
@@ -38,10 +39,6 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     let name = case.endpoint_name();
-    // A decision from before the trace has no time: the flow may be older than the removal.
-    if case.flow.partial && case.decision.is_some_and(|decision| decision.confirmed.is_none()) {
-        return None;
-    }
     let (what, since, certain) = match case.membership.as_ref()? {
         Membership::Left { at, .. } => {
             if case.decided <= *at {
@@ -105,6 +102,9 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
         ),
         Membership::Member { .. } | Membership::Unknown => return None,
     };
+    if may_be_older(case, since) {
+        return None;
+    }
     let confounder = if certain { None } else { unlisted_but_not_stale(case) };
     if confounder.is_some() && !case.failed() {
         // The connection succeeded, and its endpoint may be a valid one.
@@ -176,6 +176,33 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
             finding.against(EvidenceType::Api, None, "the metadata is old: the endpoint may be listed again");
     }
     Some(finding)
+}
+
+/// A client repeats its SYN for as long (`tcp_syn_retries`: 6 times, at intervals that double from 1 s).
+const SYN_LIFE: Duration = Duration::from_secs(127);
+
+/// Whether the endpoint may have been chosen before it left at `since`: the event of the choice was not observed, and the
+/// flow's first sighting is not its beginning, or may be the repetition of an earlier packet. A SYN without an answer is not
+/// older than a client's patience.
+fn may_be_older(case: &Case<'_>, since: Option<Timestamp>) -> bool {
+    let flow = case.flow;
+    let is_opening = flow.is_tcp() && !flow.was_answered();
+    let is_young = || {
+        since.is_some_and(|since| {
+            since > Timestamp::MIN && since.saturating_add(SYN_LIFE + case.ctx.grace) < case.decided
+        })
+    };
+    is_undated(case) && !(is_opening && is_young())
+}
+
+/// Whether the event of the choice was not observed, and only its entry shows it.
+fn is_undated(case: &Case<'_>) -> bool {
+    let flow = case.flow;
+    case.decision.is_some_and(|decision| {
+        let is_of_entry =
+            decision.ct.status.has(Status::CONFIRMED) && flow.chosen_by_ipvs(case.ctx.node_netns).is_none();
+        decision.confirmed.is_none() && (flow.partial || is_of_entry)
+    })
 }
 
 /// A packet waits this long for its next hop's address before it is dropped: three requests, one a second
@@ -308,8 +335,8 @@ pub(super) fn departing(case: &Case<'_>) -> Option<Finding> {
     } else {
         case.said(format_args!("{} later", length(since.since(ended))))
     };
-    Some(
-        case.finding(
+    let mut finding = case
+        .finding(
             Class::C5,
             format_args!(
                 "{} of {} {verb} because it ends: it began to terminate, or left the endpoints, {when}",
@@ -322,8 +349,15 @@ pub(super) fn departing(case: &Case<'_>) -> Option<Finding> {
         .api(Some(since), format_args!("{endpoint} terminates or left the endpoints of {}", case.name()))
         .unobserved("whether its application failed before the termination: its log shows it (C28)")
         .related(&[Class::N8, Class::C28])
-        .now(&[action::WAIT]),
-    )
+        .now(&[action::WAIT]);
+    if is_undated(case) {
+        // One that was chosen long after it began to terminate is stale.
+        finding = finding
+            .unobserved("when it was chosen: long after that, the rules are stale (C6)")
+            .related(&[Class::C6])
+            .if_nothing_was_lost();
+    }
+    Some(finding)
 }
 
 /// The first attempt of a handshake that went to a stale endpoint, if the outcome is due to another attempt: the client
@@ -444,7 +478,9 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
     let membership = case.ctx.cluster.membership(&case.vip, endpoint, ended);
     // One that is only not ready is listed still: its application or its node failed.
     let removed = membership.ending_since()?;
-    let old_enough = case.decided <= removed || case.flow.partial;
+    // A TCP connection that is still being opened is not older than its SYN, whose choice may be wrong (C6).
+    let is_known_to_be_open = !case.flow.is_tcp() || case.was_answered();
+    let old_enough = case.decided <= removed || case.flow.partial && is_known_to_be_open;
     if removed == Timestamp::MIN || removed > ended || !old_enough || case.outcome == Outcome::Pending {
         return None;
     }
