@@ -80,6 +80,21 @@ fn findings_of_other_modes_apply() {
 }
 
 #[test]
+fn the_vips_own_icmp_error_is_a_refusal_by_ipvs() {
+    // Its event is missing: it was lost, or the kernel has no such symbol.
+    let refused_from = |from: &str| {
+        let script = Script::new(CLIENT, VIP, None).retransmit(60_000, TcpState::SynSent);
+        script.icmp_error(60_001, from, 3).connect_failed(60_002)
+    };
+    let verdict = world().verdict(refused_from("10.96.0.10:0"), 90_000);
+    assert_eq!((verdict.class, verdict.confidence), (Class::C12, Confidence::Medium), "{verdict:#?}");
+    let verdict = world_of(Shop::with_endpoints(&[])).verdict(refused_from("10.96.0.10:0"), 90_000);
+    assert_eq!((verdict.class, verdict.confidence), (Class::C20, Confidence::Medium), "{verdict:#?}");
+    // Another host's is a rule there.
+    assert_eq!(world().verdict(refused_from("192.0.2.12:0"), 90_000).class, Class::C30);
+}
+
+#[test]
 fn a_null_binding_that_was_never_confirmed_proves_nothing() {
     let mut script = Script::new(CLIENT, VIP, None);
     script.out.push(packet(10_000, Hook::KfreeSkb, SYN, Some(null_bound(1, 0)), Some("NETFILTER_DROP")));

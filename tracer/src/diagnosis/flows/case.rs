@@ -13,7 +13,7 @@ use super::{Context, Finding, Say, datagrams::unanswered_for, text::length};
 use crate::{
     class::{Class, Confidence},
     cluster::{Address, EndpointState, Kind, Membership, Standing, Usable, Via, Vip},
-    flow::{Decision, Dropped, Flow, Outcome, Refusal, RefusalKind, Stage, Trouble},
+    flow::{Decision, Dropped, Flow, IcmpError, IcmpMeaning, Outcome, Refusal, RefusalKind, Stage, Trouble},
     net::Netns,
     node::{Presence, ProxyMode, RuleEffect, interfaces::Dataplane},
     sighting::{Hook, Status},
@@ -293,6 +293,18 @@ impl<'a> Case<'a> {
     /// Whether a Local policy keeps the traffic on this node, which is known to have no endpoint.
     pub(super) fn has_no_local_endpoint(&self) -> bool {
         self.vip.is_local() && self.usable().is_some_and(|usable| usable.local == Some(0))
+    }
+
+    /// Whether the VIP itself reported that nothing listens there, before any endpoint was chosen: in ipvs mode it is this
+    /// node's own address, and IPVS (`ip_vs_leave`) answers from it if it has no real server. That event may be missing.
+    pub(super) fn is_refused_by_vip(&self) -> bool {
+        let ip = self.vip.addr.ip();
+        let is_from_vip = |error: &IcmpError| {
+            error.about_request && error.meaning == IcmpMeaning::NothingListens && error.from == Some(ip)
+        };
+        self.endpoint.is_none()
+            && self.is_ipvs()
+            && self.trouble().is_some_and(|trouble| trouble.icmp_errors.iter().any(is_from_vip))
     }
 
     /// A rule's refusal before any endpoint was chosen.

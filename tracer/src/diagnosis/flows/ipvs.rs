@@ -24,16 +24,25 @@ use crate::{
 /// without endpoints.
 /// Mechanism: the virtual server has no real server with a weight above 0: `ip_vs_schedule` returns NULL and
 /// `ip_vs_leave` answers with ICMP port unreachable, for TCP too. kube-proxy did not write the API's endpoints.
-/// For: `ip_vs_leave` for this very packet, and usable endpoints in the API for longer than the grace.
+/// For: `ip_vs_leave` for this very packet, or its ICMP error, which comes from the VIP; and usable endpoints in the API for
+/// longer than the grace.
 /// Against: endpoints younger than the grace: then it is lag.
 pub(super) fn no_destination(case: &Case<'_>) -> Option<Finding> {
-    case.trouble()?.refusal.filter(|refusal| refusal.kind == RefusalKind::NoDestination)?;
+    let refusal = case.trouble()?.refusal;
+    let is_seen = refusal.is_some_and(|refusal| refusal.kind == RefusalKind::NoDestination);
+    if !is_seen && (refusal.is_some() || !case.is_refused_by_vip()) {
+        return None;
+    }
     if case.endpoint.is_some() || !case.failed() || case.has_usable() == Some(false) {
         return None;
     }
     let usable = case.usable();
     if case.vip.is_local() && usable.is_some_and(|usable| usable.local == Some(0)) {
-        return Some(no_local_real_server(case));
+        let mut finding = no_local_real_server(case);
+        if !is_seen {
+            finding.confidence = finding.confidence.min(Confidence::Medium);
+        }
+        return Some(finding);
     }
     let since = usable.map(|usable| case.choosable_since(usable));
     if let Some(since) = since.filter(|since| case.within_grace(*since)) {
@@ -47,7 +56,8 @@ pub(super) fn no_destination(case: &Case<'_>) -> Option<Finding> {
         ));
     }
     let (domain, confidence) = match usable {
-        Some(_) => (Domain::IptablesSync, Confidence::High),
+        Some(_) if is_seen => (Domain::IptablesSync, Confidence::High),
+        Some(_) => (Domain::IptablesSync, Confidence::Medium),
         None => (Domain::NoEndpoints, Confidence::Medium),
     };
     let detail = match usable {

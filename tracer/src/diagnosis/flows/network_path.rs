@@ -259,7 +259,8 @@ fn is_loss_shown(case: &Case<'_>) -> bool {
 /// For: the ICMP error and its sender. A kernel sends "prohibited" only for a rule, and answers a SYN to a closed port by a
 /// RST. Against: that rule is unknown here; of a datagram, another host may speak for the endpoint's closed port.
 pub(super) fn prohibited_there(case: &Case<'_>) -> Option<Finding> {
-    let reported = refused_there(case)?;
+    // This node's IPVS answers from the VIP.
+    let reported = refused_there(case).filter(|_| !case.is_refused_by_vip())?;
     let is_of_rule = reported.meaning == IcmpMeaning::Prohibited || case.flow.is_tcp();
     let who = reported.from.map_or_else(|| "a host on the way".to_owned(), |ip| ip.to_string());
     let node = reported.from.and_then(|ip| case.ctx.cluster.node_by_ip(ip, case.decided));

@@ -44,7 +44,9 @@ fn is_of_kube_proxy(kind: RefusalKind, case: &Case<'_>) -> bool {
 
 /// Without an observed rejection: the address was not translated and the connection failed.
 pub(super) fn unanswered(case: &Case<'_>) -> Option<Finding> {
-    let untranslated = case.untranslated() || (case.decision.is_none() && case.flow.decisions.is_empty());
+    let untranslated = case.untranslated()
+        || case.is_refused_by_vip()
+        || (case.decision.is_none() && case.flow.decisions.is_empty());
     let never_opened = case.failed() && !case.flow.was_answered();
     if case.endpoint.is_some() || case.has_usable() != Some(false) || !never_opened || !untranslated {
         return None;
@@ -52,7 +54,8 @@ pub(super) fn unanswered(case: &Case<'_>) -> Option<Finding> {
     if lacks_family(case) {
         return None;
     }
-    let confidence = if case.untranslated() { Confidence::Medium } else { Confidence::Low };
+    let is_shown = case.untranslated() || case.is_refused_by_vip();
+    let confidence = if is_shown { Confidence::Medium } else { Confidence::Low };
     let mut finding = finding(case, confidence);
     if case.has_hook(case.refusal_hook()) {
         finding = finding.unobserved("the rule's refusal: the packet may have taken another path");
