@@ -95,6 +95,13 @@ fn the_vips_own_icmp_error_is_a_refusal_by_ipvs() {
 }
 
 #[test]
+fn without_its_endpoint_a_connection_that_the_node_resets_is_uncertain() {
+    let verdict = world().verdict(reset_by_the_node(Script::new(CLIENT, VIP, None), 40_000), 60_000);
+    assert_eq!((verdict.class, verdict.confidence), (Class::C15, Confidence::Low), "{verdict:#?}");
+    assert!(verdict.cross_reference.contains(&"C13".into()), "{:?}", verdict.cross_reference);
+}
+
+#[test]
 fn a_null_binding_that_was_never_confirmed_proves_nothing() {
     let mut script = Script::new(CLIENT, VIP, None);
     script.out.push(packet(10_000, Hook::KfreeSkb, SYN, Some(null_bound(1, 0)), Some("NETFILTER_DROP")));

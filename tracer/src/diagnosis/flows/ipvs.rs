@@ -296,6 +296,7 @@ pub(super) fn entry_expired(case: &Case<'_>) -> Option<Finding> {
     let ended = case.flow.deleted.map(|ended| ended.time).filter(|ended| *ended <= time);
     let established = case.flow.client.established.or(case.flow.server.established);
     let known_to_end = trouble.picked_up.is_some() || ended.is_some();
+    let is_endpoint_known = case.endpoint.is_some();
     let mut finding = case
         .finding(
             Class::C15,
@@ -305,15 +306,20 @@ pub(super) fn entry_expired(case: &Case<'_>) -> Option<Finding> {
                 case.name()
             ),
         )
-        .confidence(if known_to_end && case.endpoint.is_some() {
-            Confidence::High
-        } else {
-            Confidence::Medium
+        .confidence(match (is_endpoint_known, known_to_end) {
+            (true, true) => Confidence::High,
+            (true, false) => Confidence::Medium,
+            (false, _) => Confidence::Low,
         })
         .unobserved(
             "whether the entry timed out, or was removed (ipvsadm -C, kube-proxy --cleanup): \
          ipvsadm -l --timeout",
         );
+    if !is_endpoint_known {
+        finding = finding
+            .unobserved("its endpoint: if that has left the Service, IPVS ended the connection for it (C13)")
+            .related(&[Class::C13]);
+    }
     if let Some(ended) = ended {
         finding = finding.node(
             Some(ended),
