@@ -9,7 +9,7 @@ use viptrace::{
     cluster::Via,
     flow::{FlowTable, Limits, Outcome, Reread, ResetBy},
     node::RuleEffect,
-    sighting::{Hook, Sighting, Status, TcpState},
+    sighting::{Fact, Hook, Sighting, Status, TcpState},
     verdict::Verdict,
 };
 
@@ -68,6 +68,21 @@ fn a_late_answer_to_a_closed_client_is_no_c18() {
     // Even if untranslated: the connection no longer existed.
     let script = to_cart().healthy(10_000).client_has_no_socket(10_500, addr(EP));
     assert_eq!(World::new().verdict(script, 30_000).class, Class::Ok);
+}
+
+/// A trace that begins while the client repeats its SYN.
+#[test]
+fn an_unanswered_client_resets_no_connection_of_its_own() {
+    let mut script = to_cart().icmp_error(11_000, "10.244.1.1:0", 1);
+    // The node tells the client the way on their common bridge.
+    let [Sighting { fact: Fact::Packet(redirect), .. }] = script.out.as_mut_slice() else { panic!() };
+    redirect.reason = Some("REDIRECT".into());
+    script = script
+        .client_has_no_socket(11_001, addr(EP))
+        .retransmit(13_000, TcpState::SynSent)
+        .client_has_no_socket(13_001, addr(EP))
+        .connect_failed(14_000);
+    assert_eq!(World::new().verdict(script, 30_000).class, Class::C31);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     class::{Class, Confidence, Severity, action},
     flow::{End, Ended, Flow, Invalid, Outcome, ResetBy, SocketEnd, StackReset},
-    sighting::Hook,
+    sighting::{Hook, TcpState},
     time::Timestamp,
     verdict::EvidenceType,
 };
@@ -34,6 +34,12 @@ fn client_lived(flow: &Flow, at: Timestamp) -> Option<bool> {
     )
 }
 
+/// Whether this socket is known to wait for its first answer, or to have waited in vain, also if the trace began later.
+fn is_opening(end: &SocketEnd) -> bool {
+    let gave_up = end.closed.is_some_and(|closed| closed.from == TcpState::SynSent);
+    !end.was_connected() && (end.syn_retransmits().is_seen() || gave_up)
+}
+
 /// C18 (kubernetes/kubernetes#74839).
 /// Mechanism: conntrack classifies an answer as invalid (out of window), so it is not translated back, and without a
 /// rule that drops it, it reaches the client from the endpoint's own address. The client's stack has no such connection
@@ -45,7 +51,8 @@ fn client_lived(flow: &Flow, at: Timestamp) -> Option<bool> {
 pub(super) fn after_invalid(case: &Case<'_>) -> Option<Finding> {
     let reset = untranslated_answer(case)?;
     let lived = client_lived(case.flow, reset.occurrences.first);
-    let began = case.flow.client.was_connected() || case.flow.partial || !case.flow.client.is_seen();
+    let client = &case.flow.client;
+    let began = client.was_connected() || !client.is_seen() || case.flow.partial && !is_opening(client);
     if lived == Some(false) || !began {
         return None;
     }
@@ -88,7 +95,8 @@ pub(super) fn after_invalid(case: &Case<'_>) -> Option<Finding> {
 /// resets it before there is a connection.
 pub(super) fn answered_directly(case: &Case<'_>) -> Option<Finding> {
     let reset = untranslated_answer(case)?;
-    if case.flow.client.was_connected() || case.flow.partial || !case.flow.client.is_seen() {
+    let client = &case.flow.client;
+    if client.was_connected() || !client.is_seen() || case.flow.partial && !is_opening(client) {
         return None;
     }
     Some(
