@@ -337,6 +337,16 @@ fn near_a_loss_no_cause_is_named_only_because_no_event_shows_another() {
         assert_eq!((before.class, verdict.class), (class, class));
         assert!(verdict.confidence < before.confidence, "{verdict:#?}");
     }
+    // Nothing shows a failure: the event of a refusal or of a drop may be among what was lost.
+    for (calm, class) in [
+        (to_cart().confirm(60_000).connect_failed(60_002), Class::N4),
+        (to_cart().udp().confirm(60_000).clash(60_000).reread(66_000, Status::SEEN_REPLY), Class::N10),
+    ] {
+        assert_eq!(world.verdict(calm.clone(), 100_000).class, class);
+        let verdict = with_losses(&world, calm);
+        assert_eq!(verdict.class, Class::Unknown);
+        assert!(verdict.is_healthy_near_a_loss(), "{verdict:#?}");
+    }
     // A connection whose beginning is unknown may have begun after its endpoint left.
     world.shop.leaves(EP, 20_000);
     let partial = falls_silent(to_cart().drop_later(70_900, "NETFILTER_DROP"), 71_000);

@@ -191,7 +191,9 @@ pub(super) fn clash_resolved(case: &Case<'_>) -> Option<Finding> {
             ),
         )
         .confidence(if answered { Confidence::High } else { Confidence::Medium })
-        .related(&[Class::C17a]);
+        .related(&[Class::C17a])
+        // Without the event of a drop, a datagram that was lost looks the same.
+        .if_nothing_was_lost();
     if !answered {
         finding = finding.unobserved("whether both were answered");
     }

@@ -138,6 +138,10 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
         .confidence(confidence)
         .api(Some(usable.since), case.usable_evidence())
         .related(&[Class::C4]);
+    if rule != Some(RuleEffect::Missing) {
+        // Without the event of a drop or a refusal, a rule that stops the packet looks the same (C4, C21 to C23).
+        finding = finding.if_nothing_was_lost();
+    }
     finding = match rule {
         Some(RuleEffect::Missing) => {
             finding.node(node.read_at(), format_args!("no rule names {}", case.vip.addr))

@@ -39,6 +39,8 @@ pub(super) fn judge(case: &Case<'_>) -> Option<Finding> {
         Outcome::Abandoned if case.decision.is_some() && !case.flow.partial => {
             client_abort(case, "the connect ended within a moment, before an answer came")
                 .unobserved("whether the client gave up or an ICMP error from another host ended it")
+                // Without its events, a refusal looks the same (C20, C28).
+                .if_nothing_was_lost()
         }
         // The dataplane carried it to the endpoint and back; only the application knows the meaning of the RST.
         Outcome::Reset(by) => {
