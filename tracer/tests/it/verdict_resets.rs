@@ -86,6 +86,23 @@ fn an_unanswered_client_resets_no_connection_of_its_own() {
 }
 
 #[test]
+fn a_connection_whose_reset_has_no_sender_is_less_certain() {
+    let closed = |script: Script| script.state(12_001, false, TcpState::Established, TcpState::Close);
+    let reset = closed(to_cart().established(10_000).receive_reset(12_000, TcpState::Established));
+    let mut world = World::new();
+    let verdict = world.verdict(reset.clone(), 30_000);
+    assert_eq!((verdict.class, verdict.confidence), (Class::Ok, Confidence::High));
+    world.missing = vec![Hook::TcpV4SendReset];
+    let verdict = world.verdict(reset, 30_000);
+    assert_eq!((verdict.class, verdict.confidence), (Class::Ok, Confidence::Medium));
+    assert!(verdict.unseen.iter().any(|what| what.contains("who sent the RST")), "{:?}", verdict.unseen);
+    // The RST itself may be what was not observed: no FIN ends a connection at once.
+    let verdict = World::new().verdict(closed(to_cart().established(10_000)), 30_000);
+    assert_eq!((verdict.class, verdict.confidence), (Class::Ok, Confidence::Medium));
+    assert!(verdict.unseen.iter().any(|what| what.contains("closed at once")), "{:?}", verdict.unseen);
+}
+
+#[test]
 fn c31_the_answer_that_comes_directly() {
     let script = to_cart()
         .confirm(10_000)

@@ -12,7 +12,7 @@ use crate::{
     class::{Class, Confidence, Severity},
     cluster::{Membership, Via},
     flow::{Flow, Outcome, ResetBy},
-    sighting::Hook,
+    sighting::{Hook, TcpState},
     verdict::EvidenceType,
 };
 
@@ -47,13 +47,25 @@ pub(super) fn judge(case: &Case<'_>) -> Option<Finding> {
             let reset =
                 case.flow.client.reset_received().or(case.flow.server.reset_sent()).map(|reset| reset.time);
             let who = if by == ResetBy::Endpoint { "the endpoint" } else { "an end that was not observed" };
-            healthy(case).against(
+            let mut finding = healthy(case).against(
                 EvidenceType::Kernel,
                 reset,
                 format_args!(
                     "after it was answered the connection was reset by {who}: check the application there"
                 ),
-            )
+            );
+            if by == ResetBy::Unknown && !sees_stack_resets(case) {
+                // This node's own stack, or the client's, may have sent it (C13, C15, C18).
+                finding.confidence = finding.confidence.min(Confidence::Medium);
+                finding.note_unobserved("who sent the RST: this trace has no hook at a stack's own");
+            }
+            if case.flow.partial {
+                finding.confidence = finding.confidence.min(Confidence::Medium);
+                finding.note_unobserved(
+                    "the connection's beginning: one that conntrack sent to another endpoint mid-stream looks the same (C19)",
+                );
+            }
+            finding
         }
         _ => return None,
     };
@@ -126,7 +138,14 @@ fn healthy(case: &Case<'_>) -> Finding {
         };
         case.finding(Class::Ok, detail)
     };
+    let is_cut = is_cut_off(case);
+    if is_cut {
+        finding = finding.unobserved(
+            "how the connection ended: a socket closed at once, as by a RST, and none was observed",
+        );
+    }
     finding = finding.confidence(match (case.endpoint, pending) {
+        (Some(_), false) if is_cut => Confidence::Medium,
         (Some(_), false) => Confidence::High,
         (None, false) => Confidence::Medium,
         (_, true) => Confidence::Low,
@@ -169,6 +188,19 @@ fn healthy(case: &Case<'_>) -> Finding {
         );
     }
     finding
+}
+
+/// Whether a RST that a stack of this node sends without a socket is observed.
+fn sees_stack_resets(case: &Case<'_>) -> bool {
+    let of_family = if case.flow.orig.dst.is_ipv4() { Hook::TcpV4SendReset } else { Hook::TcpV6SendReset };
+    case.has_hook(of_family) && case.has_hook(Hook::TcpSendReset)
+}
+
+/// Whether a socket closed without a FIN of either end, and no RST shows why: a hook may be missing.
+fn is_cut_off(case: &Case<'_>) -> bool {
+    let ends = [&case.flow.client, &case.flow.server];
+    case.outcome == Outcome::Closed
+        && ends.iter().any(|end| end.closed.is_some_and(|closed| closed.from == TcpState::Established))
 }
 
 /// The kernel's name for a connection given up because keepalive probes were not answered: since 6.12 (commit
