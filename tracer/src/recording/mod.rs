@@ -82,6 +82,8 @@ mod frame;
 mod header;
 mod index;
 mod item;
+#[cfg(test)]
+mod perturbed;
 mod player;
 mod reader;
 mod recorded;
