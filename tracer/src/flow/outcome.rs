@@ -144,6 +144,13 @@ impl Flow {
         }
     }
 
+    /// Whether a socket closed without a FIN of either end, as by a RST or a timeout, and the flow counts as closed all the same:
+    /// the event may be missing.
+    pub(crate) fn was_cut_off(&self) -> bool {
+        let is_cut = |end: &SocketEnd| end.closed.is_some_and(|closed| closed.from == TcpState::Established);
+        (is_cut(&self.client) || is_cut(&self.server)) && self.handed_outcome() == Outcome::Closed
+    }
+
     /// Datagrams whose answer only the end of their entry showed.
     pub(super) fn was_answered_after_all(&self) -> bool {
         !self.is_tcp() && self.was_answered()

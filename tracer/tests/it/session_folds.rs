@@ -333,6 +333,20 @@ fn healthy(number: usize, ms: u64) -> Vec<Sighting> {
     flow(number, ms, 0, 0, 23)
 }
 
+/// It is less certain than the others, and says why.
+#[test]
+fn a_connection_that_was_cut_off_shares_no_verdict() {
+    let mut trace = Trace::new(Detail::Faults);
+    for number in 0..3_usize {
+        let ms = 60_000 + number as u64 * 5_000;
+        let script = Script::new(&format!("10.244.1.100:4000{number}"), CART, Some(ENDPOINTS[0]));
+        let script = script.established(ms).state(ms + 100, false, TcpState::Established, TcpState::Close);
+        trace.until(ms + 4_000, script.out);
+    }
+    trace.story(90_000);
+    assert_eq!((trace.judged, trace.folded), (3, 0));
+}
+
 #[test]
 fn of_many_healthy_flows_one_is_judged() {
     let mut trace = Trace::new(Detail::Faults);

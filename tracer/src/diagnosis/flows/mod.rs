@@ -290,6 +290,7 @@ pub fn is_plain(flow: &Flow) -> bool {
         && flow.server.trouble.is_none()
         && flow.lost == 0
         && !flow.partial
+        && !flow.was_cut_off()
         && flow.ipvs.as_ref().is_none_or(|ipvs| !ipvs.unscheduled.is_seen())
         && matches!(flow.handed_outcome(), Outcome::Established | Outcome::Closed | Outcome::Pending)
 }

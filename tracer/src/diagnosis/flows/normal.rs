@@ -12,7 +12,7 @@ use crate::{
     class::{Class, Confidence, Severity},
     cluster::{Membership, Via},
     flow::{Flow, Outcome, ResetBy},
-    sighting::{Hook, TcpState},
+    sighting::Hook,
     verdict::EvidenceType,
 };
 
@@ -138,7 +138,7 @@ fn healthy(case: &Case<'_>) -> Finding {
         };
         case.finding(Class::Ok, detail)
     };
-    let is_cut = is_cut_off(case);
+    let is_cut = case.flow.was_cut_off();
     if is_cut {
         finding = finding.unobserved(
             "how the connection ended: a socket closed at once, as by a RST, and none was observed",
@@ -194,13 +194,6 @@ fn healthy(case: &Case<'_>) -> Finding {
 fn sees_stack_resets(case: &Case<'_>) -> bool {
     let of_family = if case.flow.orig.dst.is_ipv4() { Hook::TcpV4SendReset } else { Hook::TcpV6SendReset };
     case.has_hook(of_family) && case.has_hook(Hook::TcpSendReset)
-}
-
-/// Whether a socket closed without a FIN of either end, and no RST shows why: a hook may be missing.
-fn is_cut_off(case: &Case<'_>) -> bool {
-    let ends = [&case.flow.client, &case.flow.server];
-    case.outcome == Outcome::Closed
-        && ends.iter().any(|end| end.closed.is_some_and(|closed| closed.from == TcpState::Established))
 }
 
 /// The kernel's name for a connection given up because keepalive probes were not answered: since 6.12 (commit
