@@ -93,18 +93,27 @@ fn packaged(package: &Path, architecture: &str) -> Result<Found, String> {
     Ok(Found { object, origin: "from the package".to_owned() })
 }
 
+/// Where `cargo xtask setup` puts `bpf-linker`, in the target folder.
+const KEPT: &str = "toolchain/bin";
+
 /// `bpf-linker`: where `cargo xtask setup` puts it, or on the path.
 fn linker(out: &Path) -> Result<PathBuf, String> {
     if let Some(named) = env::var_os("VIPTRACE_BPF_LINKER") {
         return Ok(PathBuf::from(named));
     }
     // OUT_DIR lies below the target folder, however deep.
-    let kept =
-        out.ancestors().map(|folder| folder.join("toolchain/bin/bpf-linker")).find(|path| path.is_file());
+    let kept = out.ancestors().map(|folder| folder.join(KEPT).join("bpf-linker")).find(|path| path.is_file());
     let on_path = || {
         env::split_paths(&env::var_os("PATH")?)
             .map(|folder| folder.join("bpf-linker"))
             .find(|path| path.is_file())
     };
-    kept.or_else(on_path).ok_or_else(|| "bpf-linker is not installed".to_owned())
+    kept.or_else(on_path).ok_or_else(|| {
+        // So that cargo runs this again once it is there.
+        let folder = out.ancestors().nth(4).unwrap_or(out).join(KEPT);
+        if fs::create_dir_all(&folder).is_ok() {
+            println!("cargo::rerun-if-changed={}", folder.display());
+        }
+        "bpf-linker is not installed".to_owned()
+    })
 }

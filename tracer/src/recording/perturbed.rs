@@ -70,8 +70,8 @@ impl Tape {
                 match item.unwrap() {
                     Item::Records(count, _) => {
                         let records = block.records.range(next..next + count as usize);
-                        let decoded = records.map(|record| decoder.decode(record).unwrap());
-                        inputs.extend(decoded.map(|sighting| Input::Sighting(Box::new(sighting))));
+                        let sightings = records.map(|record| decoder.decode(record).unwrap());
+                        inputs.extend(sightings.map(|sighting| Input::Sighting(Box::new(sighting))));
                         next += count as usize;
                     }
                     item => inputs.push(Input::Item(Box::new(item))),
@@ -234,7 +234,7 @@ impl Random {
 /// The kernel lost these sightings, and counted them by hook.
 fn lossy(tape: &Tape, mut is_lost: impl FnMut(&Sighting) -> bool) -> Tape {
     let (mut inputs, mut lost) = (Vec::new(), BTreeMap::<Hook, u64>::new());
-    let mut last = tape.header.started;
+    let mut turn = tape.header.started;
     for input in &tape.inputs {
         if let Input::Sighting(sighting) = input
             && sighting.hook != Hook::EntryReread
@@ -245,9 +245,9 @@ fn lossy(tape: &Tape, mut is_lost: impl FnMut(&Sighting) -> bool) -> Tape {
         }
         if let Some(now) = input.turn() {
             let losses = std::mem::take(&mut lost).into_iter();
-            let losses = losses.map(|(hook, count)| Lost { hook: Some(hook), count, from: last, to: now });
+            let losses = losses.map(|(hook, count)| Lost { hook: Some(hook), count, from: turn, to: now });
             inputs.extend(losses.map(|lost| Input::Item(Box::new(Item::Lost(lost)))));
-            last = now;
+            turn = now;
         }
         inputs.push(input.clone());
     }
