@@ -113,6 +113,12 @@ fn address(text: &str) -> Result<Option<Target>, String> {
     {
         return Ok(Some(Target::Address { ip: ip.into(), port: None }));
     }
+    if let Some((name, _)) = text.rsplit_once(':')
+        && name.bytes().any(|byte| byte.is_ascii_lowercase())
+        && name.split('/').all(is_label)
+    {
+        return Err(format!("{text:?} names a port: write the Service without it: {name}"));
+    }
     match text.parse::<SocketAddr>() {
         Ok(addr) if addr.port() == 0 => Err(format!("{text:?}: no connection has port 0")),
         Ok(addr) => Ok(Some(Target::Address { ip: addr.ip(), port: Some(addr.port()) })),
@@ -187,6 +193,8 @@ mod tests {
             ("10.96.0.10:99999", None, "is not an address"),
             ("2001:db8::1:zz", None, "is not an address"),
             ("[::1", None, "is not an address"),
+            ("shop/cart:http", None, "names a port: write the Service without it: shop/cart"),
+            ("cart:80", Some("shop"), "names a port: write the Service without it: cart"),
         ] {
             let error = Target::parse(text, namespace).unwrap_err();
             assert!(error.contains(expected), "{text}: {error}");

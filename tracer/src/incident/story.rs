@@ -33,6 +33,8 @@ pub struct Story {
     chapters: BTreeMap<(Class, Option<ServiceRef>), Chapter>,
     /// Failed flows of causes beyond the limit.
     pub left_out: u64,
+    /// Flows that look healthy and had lost events near them.
+    pub uncertain: u64,
     rates: BTreeMap<ServiceRef, Rate>,
     /// By Service: the latest flow that was answered.
     answered: BTreeMap<ServiceRef, Timestamp>,
@@ -82,7 +84,10 @@ impl Story {
     /// Takes the part of a judged flow that concerns its Service: it shows when a failure ended, also if its class is not wanted.
     pub fn note(&mut self, judged: &Judged) {
         let verdict = &judged.verdict;
+        self.uncertain += u64::from(verdict.is_healthy_near_a_loss());
         if let Some(before) = &judged.before {
+            let was_uncertain = before.class == Class::Unknown && !before.has_failed;
+            self.uncertain = self.uncertain.saturating_sub(u64::from(was_uncertain));
             if before.has_failed
                 && let Some(chapter) = self.chapters.get_mut(&(before.class, before.service.clone()))
             {

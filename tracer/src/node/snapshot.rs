@@ -147,8 +147,9 @@ impl Reader<'_> {
             Some(Metrics::parse(text)).filter(|metrics| !metrics.is_empty())
         });
         self.snapshot.healthz =
-            self.parse_lines(Kind::ProxyHealthz, "an answer of /healthz", Health::parse_saved);
-        self.snapshot.livez = self.parse_lines(Kind::ProxyLivez, "an answer of /livez", Health::parse_saved);
+            self.parse_lines(Kind::ProxyHealthz, "an answer of /healthz and its status", Health::parse_saved);
+        self.snapshot.livez =
+            self.parse_lines(Kind::ProxyLivez, "an answer of /livez and its status", Health::parse_saved);
         self.snapshot.proxy_clock = self.capture.text(Kind::ProxyHealthz).and_then(Health::clock);
         self.snapshot.proxy_utc_offset = self.capture.text(Kind::ProxyHealthz).and_then(Health::utc_offset);
         let answered = [Kind::ProxyMode, Kind::ProxyMetrics, Kind::ProxyHealthz].iter().any(|kind| {

@@ -50,7 +50,7 @@ pub(super) const BUFFER: usize = 1 << 20;
 const ERROR_TAIL: usize = 4096;
 
 /// Why a node could not be visited, or a visit ended early.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum VisitError {
     #[error("{0}")]
     Request(String),

@@ -250,6 +250,8 @@ impl<R: Read + Seek> Player<R> {
                 Some(Err(error)) => self.unreadable(&error),
                 None => {
                     self.note_barren();
+                    // In a file that begins later, nothing is left out.
+                    self.skip_until = self.skip_until.filter(|until| self.now < *until);
                     self.skips_block = self.skip_until.is_some();
                     let found = if self.skips_block {
                         self.reader.next_items(&mut self.block)?

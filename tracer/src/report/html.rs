@@ -146,7 +146,7 @@ impl Page<'_> {
             chapter::write(html, self, index + 1, chapter);
         }
         section(html, "not-known", outline::NOT_KNOWN, |html| {
-            let mut gaps = outline::gaps(self.ending);
+            let mut gaps = outline::gaps(self.story, self.ending);
             if gaps.is_empty() {
                 gaps.push(outline::NO_GAP.to_owned());
             }

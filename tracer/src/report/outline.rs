@@ -193,8 +193,14 @@ fn plain(markdown: &str) -> String {
 }
 
 /// What the recordings do not show.
-pub(super) fn gaps(ending: &Ending) -> Vec<String> {
+pub(super) fn gaps(story: &Story, ending: &Ending) -> Vec<String> {
     let mut lines = Vec::new();
+    if story.uncertain > 0 {
+        lines.push(format!(
+            "{} without a fault, but near lost events: not called healthy",
+            count(story.uncertain, "flow")
+        ));
+    }
     if ending.lost_events > 0 {
         lines.push(format!("{} lost", count(ending.lost_events, "event")));
     }

@@ -236,7 +236,7 @@ fn others_too(out: &mut String, paint: Paint, story: &Story, others: &[&Chapter]
 }
 
 fn gaps(out: &mut String, paint: Paint, story: &Story, ending: &Ending) {
-    let mut lines = outline::gaps(ending);
+    let mut lines = outline::gaps(story, ending);
     if lines.is_empty() && !story.chapters().is_empty() {
         return;
     }

@@ -49,7 +49,7 @@ impl Pipeline {
         {
             taken += 1;
             // Of a flow whose earlier state had no verdict yet, this is the first one.
-            let is_first = flow.revision <= 1 || self.undecided.supersede(flow.id);
+            let is_first = flow.revision <= 1 || self.supersede(flow.id);
             if let Some(crossings) = &mut self.crossings
                 && flow.revision <= 1
             {
@@ -100,11 +100,16 @@ impl Pipeline {
             return;
         }
         if self.waiting.len() >= self.bounded(MAX_WAITING)
-            && let Some(oldest) = self.waiting.pop_front()
+            && let Some(oldest) = self.waiting.pop()
         {
             judged.extend(self.judge_flow(&oldest, now));
         }
-        self.waiting.push_back(flow);
+        self.waiting.push(flow.first_seen, flow);
+    }
+
+    /// Forgets an earlier state of this flow that waits. Returns whether there was one.
+    fn supersede(&mut self, id: u64) -> bool {
+        self.undecided.supersede(id) | self.waiting.supersede(id)
     }
 
     /// Counts the flow if it shares the verdict of an earlier healthy one.

@@ -198,7 +198,7 @@ pub struct Pipeline {
     /// When the read of `node` began: it says nothing about later decisions.
     node_read_began: Option<Timestamp>,
     translations: Translations,
-    waiting: VecDeque<Arc<Flow>>,
+    waiting: Undecided,
     /// The flows whose wait for the node is over.
     ready: VecDeque<Arc<Flow>>,
     /// All flows were handed out: none waits for the cluster's metadata any more.
@@ -232,7 +232,7 @@ impl Pipeline {
             node: Arc::default(),
             node_read_began: None,
             translations: Translations::new(),
-            waiting: VecDeque::new(),
+            waiting: Undecided::default(),
             ready: VecDeque::new(),
             is_finished: false,
             undecided: Undecided::default(),
@@ -552,7 +552,7 @@ impl Pipeline {
 
     /// Whether flows wait for a read of the node.
     pub fn wants_node(&self) -> bool {
-        !self.waiting.is_empty()
+        self.waiting.len() > 0
     }
 
     /// Receives the node's state without its rules. The reading began at `began`. It only shows changes: verdicts
@@ -569,10 +569,7 @@ impl Pipeline {
         self.changes.node_read(&snapshot, began);
         self.node = snapshot;
         self.node_read_began = Some(began);
-        let (ready, waiting): (VecDeque<_>, VecDeque<_>) =
-            std::mem::take(&mut self.waiting).into_iter().partition(|flow| flow.first_seen <= began);
-        self.waiting = waiting;
-        self.ready.extend(ready);
+        self.ready.extend(std::iter::from_fn(|| self.waiting.pop_due(began)));
         let mut judged = Vec::new();
         self.judge_ready(now, &mut judged);
         self.collect(judged)

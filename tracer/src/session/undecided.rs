@@ -1,5 +1,5 @@
-//! Flows whose verdict can still change with an update of the cluster's metadata: kube-proxy may know a change before
-//! viptrace does.
+//! Flows whose verdict waits until a time: for an update of the cluster's metadata, because kube-proxy may know a change before
+//! viptrace does, or for a reading of the node that began later than the flow.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -41,7 +41,7 @@ impl Undecided {
         Some(flow)
     }
 
-    /// A flow whose deadline has passed.
+    /// The flow with the earliest deadline, if that has passed.
     pub(super) fn pop_due(&mut self, now: Timestamp) -> Option<Arc<Flow>> {
         self.next_deadline().filter(|until| *until <= now)?;
         self.pop()

@@ -299,6 +299,7 @@ impl Why {
         };
         let summary = match &cause {
             Some(cause) => broken(&service, &cause.root_cause),
+            None if unseen && checked == 0 => format!("{service}: no node could be checked or traced"),
             None if unseen => {
                 format!("no fault of {service} was found, but no node could be traced: {}", check.summary)
             }
@@ -448,6 +449,7 @@ mod tests {
     use crate::{
         cluster::Key,
         diagnosis::triage::{CheckReport, Facts, Scope, triage},
+        time::Timestamp,
     };
 
     /// A flow on node a that failed by this class.
@@ -476,7 +478,7 @@ mod tests {
             gaps: Vec::new(),
             ..triage(&Facts::default(), &Scope::default())
         };
-        NodesReport::of(vec![("a".into(), Ok(report.clone())), ("b".into(), Ok(report))])
+        NodesReport::of(vec![("a".into(), Ok(report.clone())), ("b".into(), Ok(report))], Timestamp::MIN)
     }
 
     fn no_endpoints() -> Finding {
@@ -647,6 +649,10 @@ mod tests {
             "no fault of shop/cart was found, but no node could be traced: nothing broken on 2 nodes"
         );
         assert_eq!(silent.no_trace.as_deref(), Some("refused"));
+        let refused = ["a", "b"].map(|node| (node.to_owned(), Err("refused".to_owned())));
+        let observed = Observed { no_trace: Some("refused".into()), ..Observed::default() };
+        let blind = Why::of("shop/cart".into(), NodesReport::of(refused.into(), Timestamp::MIN), observed);
+        assert_eq!(blind.summary, "shop/cart: no node could be checked or traced");
         assert_eq!(untraced(vec![probe(true)]).state, State::Healthy);
         assert_eq!(untraced(vec![probe(false)]).state, State::Unknown);
     }

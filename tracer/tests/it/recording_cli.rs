@@ -7,7 +7,10 @@ use std::{
     time::Duration,
 };
 
-use crate::recording_support::{Live, Traffic, corpus, header, tests_folder};
+use crate::{
+    check_support::fixtures,
+    recording_support::{Live, Traffic, corpus, header, tests_folder},
+};
 use viptrace::session::Detail;
 
 fn viptrace(arguments: &[&str]) -> Output {
@@ -296,6 +299,18 @@ fn counts_say_which_service_had_trouble_without_judging() {
         let (status, _, stderr) = replay(&path, &[&["-o", "counts"], flow.as_slice()].concat());
         assert_eq!(status, Some(1), "{stderr}");
         assert!(stderr.contains("-o counts follows no flow"), "{stderr}");
+    }
+}
+
+/// Its first records come before the first of its times.
+#[test]
+fn a_time_before_the_recording_leaves_nothing_out() {
+    for name in ["6.12-c20-no-endpoints", "6.12-c28-refused-other-node", "7.2-ipvs-from-outside_ipvs"] {
+        let path = fixtures().join(format!("recordings/debian-{name}.viptrace"));
+        let (_, whole, _) = replay(&path, &["-o", "json", "--all"]);
+        let (_, since, _) = replay(&path, &["-o", "json", "--all", "--since", "5m"]);
+        assert!(whole.lines().count() > 4, "{whole}");
+        assert_eq!(since, whole, "{name}");
     }
 }
 

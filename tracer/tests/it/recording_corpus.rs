@@ -5,7 +5,7 @@
 //! class, Service port, VIP, endpoint, client. `VIPTRACE_BLESS=1` rewrites it, to be reviewed before it is committed.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     env, fs,
     io::Cursor,
     path::{Path, PathBuf},
@@ -96,6 +96,28 @@ fn every_recording_gives_its_expected_verdicts() {
         }
         let Ok(expected) = fs::read_to_string(&expected) else { panic!("no {}", expected.display()) };
         assert_eq!(lines(&verdicts), expected, "{}", path.display());
+    }
+}
+
+/// A flow whose earlier state still waits for the node when a later one is judged.
+#[test]
+fn no_flow_has_two_first_verdicts() {
+    for path in recordings() {
+        let mut player = Player::open(Cursor::new(fs::read(&path).unwrap()), Detail::All).unwrap();
+        let mut counted = BTreeSet::new();
+        let mut count = |judgements: Judgements| {
+            for judged in judgements.judged.iter().filter(|judged| judged.before.is_none()) {
+                let flow = &judged.verdict.flow;
+                let key = (flow.client, flow.vip, flow.protocol.clone(), flow.started);
+                assert!(counted.insert(key), "{}: {judged:#?}", path.display());
+            }
+        };
+        while let Some(step) = player.step().unwrap() {
+            if let Step::Judged { judgements, .. } = step {
+                count(judgements);
+            }
+        }
+        std::iter::from_fn(|| player.cut_off()).for_each(count);
     }
 }
 

@@ -107,7 +107,7 @@ pub(super) async fn check(
         let visits = session.reach(some, progress).await;
         checks.extend(check_visited(session, progress, visits, scope, future::pending()).await);
     }
-    Ok(NodesReport::of(checks))
+    Ok(NodesReport::of(checks, now()))
 }
 
 /// The checks of nodes that were reached. `met` returns the classes of the faults that observed flows met, as soon as they are

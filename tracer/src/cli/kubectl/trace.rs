@@ -9,12 +9,13 @@ use std::{
 };
 
 use anyhow::anyhow;
+use clap::{CommandFactory as _, error::ErrorKind};
 use k8s_openapi::api::core::v1::Service;
 use kube::{Api, api::ListParams};
 
 use super::{
     Follows, Progress, Session,
-    args::{FollowArgs, Name, ServerArgs, name},
+    args::{FollowArgs, Name, Plugin, ServerArgs, name},
     target::{Filter, resolve},
     traces::{Objects, Results, Traces},
     with_session,
@@ -26,7 +27,7 @@ use crate::{
     plugin::{nodes, permissions, visit::VisitError, wire::Connection},
     report::{Form, Output, Printer, Report, Status, View},
     session::{Arrival, Folded, Judged, NotJudged, Summary},
-    text::{count, list},
+    text::{count, list, safe},
 };
 
 /// How the verdicts are shown.
@@ -125,8 +126,9 @@ pub(super) async fn run(
     .await
 }
 
+/// An error of the command line's usage.
 pub(super) fn usage(why: String) -> anyhow::Error {
-    anyhow!(why)
+    anyhow::Error::new(Plugin::command().error(ErrorKind::ValueValidation, why))
 }
 
 /// The flows that are shown, and the nodes that the user wants.
@@ -149,6 +151,13 @@ async fn filter(
         }
     } else if !args.all_namespaces {
         filter.namespace.clone_from(&server.namespace);
+        let history = &objects.cluster.history;
+        if let Some(namespace) = &server.namespace
+            && !history.services().any(|service| *service.key.namespace == **namespace)
+        {
+            return Err(anyhow!("the namespace {} has no Services", safe(namespace)))
+                .hint(|| "`kubectl get services -A` lists them".to_owned());
+        }
     }
     if let Some(selector) = &args.selector {
         filter.services = Some(selected(session, selector, filter.namespace.as_deref()).await?);

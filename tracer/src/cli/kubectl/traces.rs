@@ -177,7 +177,7 @@ impl<'s> Traces<'s> {
         all
     }
 
-    /// Traces on nodes that were reached. The others have failed.
+    /// Traces on the nodes that were reached, and keeps why the others were not.
     pub(super) fn on(
         session: &'s Session,
         progress: &Arc<Progress>,
@@ -187,8 +187,12 @@ impl<'s> Traces<'s> {
     ) -> Self {
         let mut all = Self::new(session, progress, objects, args, false);
         for (node, visit) in visits {
-            if let Ok(visit) = visit {
-                all.start_task(node, Some(Arc::clone(visit)));
+            match visit {
+                Ok(visit) => all.start_task(node, Some(Arc::clone(visit))),
+                Err(error) => {
+                    let failed = OneNode { error: Some(error.clone()), is_over: true, ..OneNode::default() };
+                    all.nodes.insert(node.clone(), failed);
+                }
             }
         }
         all
@@ -411,9 +415,14 @@ impl<'s> Traces<'s> {
         }
     }
 
+    /// Whether some node is traced, or was.
+    pub(super) fn has_any(&self) -> bool {
+        self.nodes.values().any(|node| node.attached.is_some())
+    }
+
     /// Fails if no node could be traced.
     fn require_one(&mut self) -> anyhow::Result<()> {
-        if self.nodes.values().any(|node| node.attached.is_some()) {
+        if self.has_any() {
             return Ok(());
         }
         match self.nodes.iter_mut().find_map(|(name, node)| Some((name, node.error.take()?))) {

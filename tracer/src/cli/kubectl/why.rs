@@ -154,7 +154,7 @@ pub(super) async fn run(
                 (Some(format!("{error:#}{todo}")), Vec::new())
             }
         };
-        let check = NodesReport::of(checks);
+        let check = NodesReport::of(checks, now());
         let causes = seen.summary.causes();
         let observed = Observed {
             causes: &causes,
@@ -238,14 +238,14 @@ fn agree(probed: &[SocketAddr], nodes: &[String], client: Option<&Key>) -> anyho
     Ok(())
 }
 
-/// Waits until every node observes. False if the trace is over before.
+/// Waits until every node observes. False if the trace is over before, or no node can be traced.
 async fn attach(trace: &mut Traces<'_>, seen: &mut Seen, stop: &mut Stop) -> anyhow::Result<bool> {
     while !trace.is_settled() {
         if trace.turn(seen, stop, None).await? {
             return Ok(false);
         }
     }
-    Ok(true)
+    Ok(trace.has_any())
 }
 
 /// Connects, or watches the clients for a while. True if the trace is over.

@@ -54,6 +54,11 @@ pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Resu
     printer.note(&describe(&tapes, &counts));
     printer.text(&counts::render(&counts, printer.paint()))?;
     printer.flush()?;
+    // As in a replay of flows, losses that were counted are no lack of the recording.
+    if counts.lost > 0 {
+        let lost = count(counts.lost, "event");
+        printer.warn(&format!("{lost} lost or suppressed while it was recorded"));
+    }
     for lack in &lacks {
         printer.warn(&safe(lack));
     }
@@ -129,9 +134,6 @@ fn in_words(path: &Path, found: &Lacks) -> Vec<String> {
 /// What is missing in all files.
 fn missing(counts: &EventCounts) -> Vec<String> {
     let mut lacks = Vec::new();
-    if counts.lost > 0 {
-        lacks.push(format!("{} lost or suppressed while it was recorded", count(counts.lost, "event")));
-    }
     if counts.undecodable > 0 {
         lacks.push(format!("{} could not be decoded", count(counts.undecodable, "event")));
     }

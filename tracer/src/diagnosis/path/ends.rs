@@ -347,28 +347,25 @@ fn port_of<'s>(
 ) -> Result<&'s ServicePort, NoPacket> {
     let of_protocol = |port: &&ServicePort| protocol.is_none_or(|protocol| port.protocol == protocol);
     let ports = || service.ports.iter().filter(of_protocol);
-    let has = || ports().map(ServicePort::label).collect::<Vec<_>>();
+    let has = || service.ports.iter().map(ServicePort::label).collect::<Vec<_>>();
     let key = || service.key.clone();
     let Some(wanted) = wanted else {
         let mut all = ports();
         return match (all.next(), all.next()) {
             (Some(only), None) => Ok(only),
-            (Some(_), Some(_)) => Err(NoPacket::SeveralPorts { key: key(), has: has() }),
+            (Some(_), Some(_)) => {
+                Err(NoPacket::SeveralPorts { key: key(), has: ports().map(ServicePort::label).collect() })
+            }
             (None, _) => {
                 let port = protocol.map_or("of any kind".to_owned(), |protocol| protocol.to_string());
-                Err(NoPacket::NoPort {
-                    key: key(),
-                    port,
-                    has: service.ports.iter().map(ServicePort::label).collect(),
-                })
+                Err(NoPacket::NoPort { key: key(), port, has: has() })
             }
         };
     };
     let named = ports().find(|port| port.name.as_ref() == wanted);
     let numbered = || ports().find(|port| wanted.parse() == Ok(port.port));
-    named.or_else(numbered).ok_or_else(|| NoPacket::NoPort {
-        key: key(),
-        port: wanted.to_owned(),
-        has: has(),
+    named.or_else(numbered).ok_or_else(|| {
+        let port = protocol.map_or_else(|| wanted.to_owned(), |protocol| format!("{wanted} of {protocol}"));
+        NoPacket::NoPort { key: key(), port, has: has() }
     })
 }

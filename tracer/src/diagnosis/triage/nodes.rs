@@ -77,8 +77,9 @@ pub struct SharedFact {
 }
 
 impl NodesReport {
-    /// Merges the checks of these nodes. An error is the reason why a node could not be checked.
-    pub fn of(checks: Vec<(String, Result<CheckReport, String>)>) -> Self {
+    /// Merges the checks of these nodes. An error is the reason why a node could not be checked. `now` is the time of the report
+    /// if no node was.
+    pub fn of(checks: Vec<(String, Result<CheckReport, String>)>, now: Timestamp) -> Self {
         let mut nodes = Vec::new();
         let mut reports = Vec::new();
         for (node, check) in checks {
@@ -107,7 +108,7 @@ impl NodesReport {
         let findings = findings(&reports);
         let state = state(&nodes);
         Self {
-            time: reports.iter().map(|(_, report)| report.time).max().unwrap_or_default(),
+            time: reports.iter().map(|(_, report)| report.time).max().unwrap_or(now),
             service: reports.iter().find_map(|(_, report)| report.service.clone()),
             state,
             summary: summary(state, &nodes, &findings),
@@ -269,6 +270,10 @@ mod tests {
         }
     }
 
+    fn of(checks: Vec<(String, Result<CheckReport, String>)>) -> NodesReport {
+        NodesReport::of(checks, Timestamp::from_unix_secs(9))
+    }
+
     fn no_endpoints() -> Finding {
         Finding::new(Class::C20, "shop/cart has no endpoints").service(&Key::new("shop", "cart"), "http")
     }
@@ -279,7 +284,7 @@ mod tests {
 
     #[test]
     fn a_fault_everywhere_and_one_on_a_single_node() {
-        let merged = NodesReport::of(vec![
+        let merged = of(vec![
             ("b".into(), Ok(report(vec![stopped(9), no_endpoints()], &[("mode", "ipvs"), ("same", "1")]))),
             ("a".into(), Ok(report(vec![no_endpoints()], &[("mode", "iptables"), ("same", "1")]))),
             ("c".into(), Err("the node is not ready".into())),
@@ -297,7 +302,7 @@ mod tests {
 
     #[test]
     fn numbers_do_not_tell_findings_apart() {
-        let merged = NodesReport::of(vec![
+        let merged = of(vec![
             ("a".into(), Ok(report(vec![stopped(9)], &[]))),
             ("b".into(), Ok(report(vec![stopped(31)], &[]))),
         ]);
@@ -307,14 +312,13 @@ mod tests {
 
     #[test]
     fn an_unchecked_node_is_not_healthy() {
-        let merged = NodesReport::of(vec![
-            ("a".into(), Ok(report(Vec::new(), &[]))),
-            ("b".into(), Err("no route".into())),
-        ]);
+        let merged =
+            of(vec![("a".into(), Ok(report(Vec::new(), &[]))), ("b".into(), Err("no route".into()))]);
         assert_eq!(merged.state, State::Unknown);
         assert!(merged.summary.ends_with("b could not be checked"), "{}", merged.summary);
-        assert_eq!(NodesReport::of(Vec::new()).state, State::Unknown);
-        let healthy = NodesReport::of(vec![("a".into(), Ok(report(Vec::new(), &[])))]);
+        let none = of(vec![("a".into(), Err("no route".into()))]);
+        assert_eq!((none.state, none.time), (State::Unknown, Timestamp::from_unix_secs(9)));
+        let healthy = of(vec![("a".into(), Ok(report(Vec::new(), &[])))]);
         assert_eq!(healthy.summary, "nothing broken on a");
     }
 }
