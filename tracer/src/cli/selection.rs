@@ -88,6 +88,15 @@ pub(crate) struct Span {
 impl Span {
     pub(crate) const ALL: Self = Self { from: Timestamp::MIN, to: Timestamp::MAX };
 
+    /// The times from `--since` to `--until`. The error says why there are none.
+    pub(crate) fn new(from: Timestamp, to: Timestamp) -> Result<Self, String> {
+        if to < from {
+            let [from, to] = [from, to].map(Timestamp::to_the_millisecond);
+            return Err(format!("--until is before --since: from {from} to {to} there is no time"));
+        }
+        Ok(Self { from, to })
+    }
+
     /// Why nothing of the recorded time is in it, if that is so. The end of a damaged recording is taken as its beginning.
     pub(crate) fn misses(self, recorded: Self) -> Option<String> {
         let is_known = recorded.from < recorded.to;
@@ -152,12 +161,7 @@ impl Selection {
     pub(crate) fn span(&self, recorded: Span) -> Result<Span, String> {
         let from = self.since.map(|since| since.in_recording(recorded.to));
         let to = self.until.map(|until| until.as_end(from.unwrap_or(recorded.from), recorded.to));
-        let span = Span { from: from.unwrap_or(Timestamp::MIN), to: to.unwrap_or(Timestamp::MAX) };
-        if span.to < span.from {
-            let (from, to) = (span.from.to_the_millisecond(), span.to.to_the_millisecond());
-            return Err(format!("--until is before --since: from {from} to {to} there is no time"));
-        }
-        Ok(span)
+        Span::new(from.unwrap_or(Timestamp::MIN), to.unwrap_or(Timestamp::MAX))
     }
 
     /// Finds the names of the ports that were given by their number.

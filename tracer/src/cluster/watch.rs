@@ -104,7 +104,8 @@ impl Hint for AccessError {
                 "sudo drops KUBECONFIG: use `sudo --preserve-env=KUBECONFIG`, or --kubeconfig FILE".to_owned()
             }
             Self::Nowhere { by_sudo: false, .. } => {
-                "give --kubeconfig FILE, or --cluster-from DIR with saved lists".to_owned()
+                "give --kubeconfig FILE; on a node, `viptrace` takes saved lists too: --cluster-from DIR"
+                    .to_owned()
             }
         })
     }

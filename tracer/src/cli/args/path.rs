@@ -129,6 +129,9 @@ fn sender(text: &str, namespace: Option<&str>) -> Result<From, String> {
     if text == "node" {
         return Ok(From::Node);
     }
+    if text.starts_with("node/") {
+        return Err(format!("{text:?}: the rules are those of one node: write node"));
+    }
     match Target::parse(text, namespace)? {
         Target::Pod { namespace, name } => Ok(From::Pod(Key::new(&namespace, &name))),
         Target::Address { ip, port: None } => Ok(From::Address(ip)),

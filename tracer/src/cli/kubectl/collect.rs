@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     agent::recorder::Segment,
-    cli::{Outcome, ResultExt as _, stop::Stop},
+    cli::{Outcome, ResultExt as _, selection::Span, stop::Stop},
     cluster::Key,
     error::sentence,
     kernel::now,
@@ -70,6 +70,7 @@ pub(super) async fn run(
     mut printer: Printer,
     progress: &Arc<Progress>,
 ) -> anyhow::Result<Outcome> {
+    span(args.since, args.until, now()).map_err(usage)?;
     let (session, objects) =
         Session::begin(server, &PodArgs::default(), Follows::Agents, &mut printer, progress).await?;
     let wanted = match &args.service {
@@ -110,7 +111,8 @@ async fn collect(
     for node in &chosen.without {
         fail(&mut printer, node, "no agent runs there");
     }
-    let (mut nodes, unread) = list_all(args, session, &chosen.agents, progress).await;
+    let times = span(args.since, args.until, now()).map_err(usage)?;
+    let (mut nodes, unread) = list_all(args, times, session, &chosen.agents, progress).await;
     for (node, why) in unread.iter().chain(&chosen.unread) {
         fail(&mut printer, node, why);
     }
@@ -197,6 +199,7 @@ async fn chosen(
 /// Lists the segments of each node. Returns the nodes with wanted segments, and why others have none.
 async fn list_all(
     args: &CollectArgs,
+    times: Span,
     session: &Session,
     agents: &BTreeMap<String, Key>,
     progress: &Progress,
@@ -208,7 +211,6 @@ async fn list_all(
         (node.clone(), agent, listed)
     });
     let answers = stream::iter(each).buffered(AT_ONCE).collect::<Vec<_>>().await;
-    let (from, to) = span(args.since, args.until, now());
     let (mut nodes, mut unread) = (Vec::new(), Vec::new());
     for (name, agent, listed) in answers {
         let segments = match listed {
@@ -218,7 +220,7 @@ async fn list_all(
                 continue;
             }
         };
-        let of_time = segments.iter().filter(|segment| segment.overlaps(from, to, CLOCKS_APART));
+        let of_time = segments.iter().filter(|segment| segment.overlaps(times.from, times.to, CLOCKS_APART));
         let of_time: Vec<Segment> = of_time.cloned().collect();
         if of_time.is_empty() {
             unread.push((name, none_of_time(&segments)));
@@ -315,10 +317,10 @@ async fn fetch(node: &mut Node, progress: &Progress) -> Vec<String> {
 }
 
 /// The wanted times, if the newest segments end now. A time of day at the end is the first one after the beginning.
-fn span(since: Option<When>, until: Option<When>, now: Timestamp) -> (Timestamp, Timestamp) {
+fn span(since: Option<When>, until: Option<When>, now: Timestamp) -> Result<Span, String> {
     let from = since.map(|since| since.in_recording(now));
     let to = until.map(|until| from.map_or_else(|| until.in_recording(now), |from| until.as_end(from, now)));
-    (from.unwrap_or(Timestamp::MIN), to.unwrap_or(Timestamp::MAX))
+    Span::new(from.unwrap_or(Timestamp::MIN), to.unwrap_or(Timestamp::MAX))
 }
 
 #[cfg(test)]
@@ -330,10 +332,12 @@ mod tests {
         let when = |text| Some(When::parse(text).unwrap());
         let at = |text| When::parse(text).unwrap().in_recording(Timestamp::MAX);
         let now = at("2026-01-02 21:50");
-        let of = |since, until| span(since, until, now);
+        let of = |since, until| span(since, until, now).map(|Span { from, to }| (from, to)).unwrap();
         assert_eq!(of(None, None), (Timestamp::MIN, Timestamp::MAX));
         assert_eq!(of(when("-10m"), None), (at("2026-01-02 21:40"), Timestamp::MAX));
         assert_eq!(of(when("21:30"), when("22:00")), (at("2026-01-02 21:30"), at("2026-01-02 22:00")));
         assert_eq!(of(None, when("21:30")), (Timestamp::MIN, at("2026-01-02 21:30")));
+        let reversed = span(when("5m"), when("10m"), now).unwrap_err();
+        assert!(reversed.contains("--until is before --since"), "{reversed}");
     }
 }
