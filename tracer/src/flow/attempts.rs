@@ -6,7 +6,11 @@
 use std::{net::SocketAddr, time::Duration};
 
 use super::{Decision, End, Flow, Stage};
-use crate::{net::Netns, sighting::Conntrack, time::Timestamp};
+use crate::{
+    net::Netns,
+    sighting::{Conntrack, Status},
+    time::Timestamp,
+};
 
 /// A SYN that follows its entry's confirmation by more than this is a repetition: its predecessor had no answer.
 const REPEATED: Duration = Duration::from_millis(100);
@@ -59,7 +63,12 @@ impl Flow {
     fn decisions_of(&self, netns: Option<Netns>) -> impl Iterator<Item = &Decision> {
         let is_here =
             move |place: Netns| netns.is_none_or(|netns| place == netns || place == Netns::default());
-        self.decisions.iter().filter(move |decision| is_here(decision.netns) && decision.ct.orig == self.orig)
+        // An entry of another program's zone (Open vSwitch) that no NAT hook has seen is no decision of the node's rules.
+        let is_of_rules =
+            |ct: &Conntrack| ct.zone == 0 || ct.endpoint().is_some() || ct.status.has(Status::DST_NAT_DONE);
+        self.decisions.iter().filter(move |decision| {
+            is_here(decision.netns) && decision.ct.orig == self.orig && is_of_rules(&decision.ct)
+        })
     }
 
     /// Of several attempts: the one that was answered or refused, or that the client last waited for; otherwise the one

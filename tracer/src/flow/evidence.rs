@@ -243,6 +243,8 @@ pub struct EndTrouble {
     /// The retransmits after the socket had closed its side: of a FIN, and of data before it.
     pub while_closing: u32,
     pub(super) last_gap: Duration,
+    /// The bytes that were acknowledged before the last retransmit.
+    pub(super) last_acked: u64,
     /// The data that it retransmits and that is not acknowledged.
     pub stuck: Option<Stuck>,
     pub reset_sent: Option<ResetEvent>,

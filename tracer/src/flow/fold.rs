@@ -408,11 +408,17 @@ fn fold_event(end: &mut SocketEnd, socket: &SocketFact, time: Timestamp) {
                 }
                 // The timer doubles. The measure does not apply to losses far apart.
                 let last = trouble.last_gap;
-                let grew = last > Duration::ZERO && gap > last + last / 2 && gap < last.saturating_mul(3);
+                // Losses far apart can have such intervals too: in between, more was acknowledged.
+                let is_unanswered = socket.bytes_acked == trouble.last_acked;
+                let grew = is_unanswered
+                    && last > Duration::ZERO
+                    && gap > last + last / 2
+                    && gap < last.saturating_mul(3);
                 trouble.backoff = if grew { trouble.backoff.saturating_add(1) } else { 0 };
                 trouble.last_gap = gap;
             }
             trouble.retransmits.hit(time);
+            trouble.last_acked = socket.bytes_acked;
             trouble.stuck = bytes.filter(|bytes| *bytes > 0).map(|bytes| {
                 let (acked, received) = (socket.bytes_acked, socket.bytes_received);
                 match trouble.stuck {

@@ -30,6 +30,11 @@ impl FlowTable {
                 // Its old entry is gone, and conntrack picked up the connection mid-stream (tcp_loose).
                 return index;
             }
+            // The same, by a segment of the endpoint: nothing translates it back.
+            let is_answer = |known: &super::Decision| known.netns == place.netns && known.ct.reply == ct.orig;
+            if note.is_midstream() == Some(true) && flow.is_open() && flow.decisions.iter().any(is_answer) {
+                return index;
+            }
             let same = match flow.decision_for(ct, place.netns) {
                 Some(known) => match known.confirmed {
                     // A second copy of the sighting, or a late one.

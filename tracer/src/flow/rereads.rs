@@ -75,8 +75,10 @@ impl FlowTable {
         let outcome = flow.outcome();
         let is_wanted = match self.limits.reread {
             Reread::Nothing => false,
-            // Nothing else shows that a repeated SYN was answered after all.
-            Reread::Datagrams if flow.is_tcp() => outcome == Outcome::Stalled && flow.client.closed.is_none(),
+            // Nothing else shows that a repeated SYN was answered after all, also one whose predecessor was dropped.
+            Reread::Datagrams if flow.is_tcp() => {
+                matches!(outcome, Outcome::Stalled | Outcome::Dropped) && flow.client.closed.is_none()
+            }
             Reread::Datagrams => outcome == Outcome::Pending,
             Reread::All => outcome == Outcome::Pending && !flow.client.is_seen() && !flow.server.is_seen(),
         };

@@ -64,6 +64,7 @@ mod soak_verdicts;
 mod terminal_support;
 mod top;
 mod trail;
+mod verdict_calm;
 mod verdict_changes;
 mod verdict_classes;
 mod verdict_confidence;

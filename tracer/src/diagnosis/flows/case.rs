@@ -13,7 +13,10 @@ use super::{Context, Finding, Say, datagrams::unanswered_for, text::length};
 use crate::{
     class::{Class, Confidence},
     cluster::{Address, EndpointState, Kind, Membership, Standing, Usable, Via, Vip},
-    flow::{Decision, Dropped, Flow, IcmpError, IcmpMeaning, Outcome, Refusal, RefusalKind, Stage, Trouble},
+    flow::{
+        Decision, Dropped, Flow, IcmpError, IcmpMeaning, Outcome, Refusal, RefusalKind, ResetBy, Stage,
+        Trouble,
+    },
     net::Netns,
     node::{Presence, ProxyMode, RuleEffect, interfaces::Dataplane},
     sighting::{Hook, Status},
@@ -21,6 +24,9 @@ use crate::{
     time::Timestamp,
     verdict::Text,
 };
+
+/// A packet that is lost precedes its first repetition by the sender's timeout: 200 ms on a short path, seconds on a long one.
+pub(super) const BEFORE_SILENCE: Duration = Duration::from_secs(3);
 
 pub(super) struct Case<'a> {
     pub(super) flow: &'a Flow,
@@ -161,6 +167,17 @@ impl<'a> Case<'a> {
 
     pub(super) fn failed(&self) -> bool {
         !self.outcome.is_success() && self.outcome != Outcome::Pending
+    }
+
+    /// Whether something that was last seen at this time can have broken the flow: an answered one got over what was long before
+    /// its end.
+    pub(super) fn may_have_broken(&self, last: Timestamp) -> bool {
+        self.flow.broke().is_none_or(|broke| last.saturating_add(BEFORE_SILENCE) >= broke)
+    }
+
+    /// Whether the client itself ended an answered connection by a RST (N4): nothing failed that its endpoint has to do with.
+    pub(super) fn is_own_abort(&self) -> bool {
+        self.outcome == Outcome::Reset(ResetBy::Client)
     }
 
     /// The same, or an answer that was due did not come: an unanswered datagram is no failure by itself.

@@ -20,7 +20,9 @@ use crate::{
 /// looks the same).
 pub(super) fn table_full(case: &Case<'_>) -> Option<Finding> {
     let full = case.trouble()?.table_full;
-    if !full.is_seen() || !(case.failed() || case.outcome == Outcome::Pending) {
+    // A connection that was answered got over the loss of its SYN: a RST later has another cause.
+    let is_past = matches!(case.outcome, Outcome::Reset(_)) || !case.may_have_broken(full.last);
+    if !full.is_seen() || is_past || !(case.failed() || case.outcome == Outcome::Pending) {
         return None;
     }
     let netns = case.trouble()?.full_netns;
@@ -136,7 +138,7 @@ pub(super) fn insertion_failed(case: &Case<'_>) -> Option<Finding> {
     });
     // The other of two datagrams of one socket may have been answered, but this one was lost.
     let datagrams = !case.flow.is_tcp();
-    if !lost || !(datagrams || case.failed()) {
+    if !lost || !(datagrams || case.failed() && !case.was_answered()) {
         return None;
     }
     if !clash.is_seen() {

@@ -1,9 +1,8 @@
 //! The node's own kernel drops the packet: reverse path filter or no forwarding (C32), larger than the path's MTU (C33).
 
-use std::time::Duration;
-
 use super::{
     Case, Finding,
+    case::BEFORE_SILENCE,
     network_path::{Departure, departure},
 };
 use crate::{
@@ -94,9 +93,6 @@ pub(super) fn too_big(case: &Case<'_>) -> Option<Finding> {
     Some(finding)
 }
 
-/// A packet that is lost precedes its first repetition by the sender's timeout: 200 ms on a short path, seconds on a long one.
-const BEFORE_SILENCE: Duration = Duration::from_secs(3);
-
 /// Data of at least this length fills a segment on a path that is narrower than it seems: the smallest MTU of a tunnel over
 /// Ethernet is above 1,280 (RFC 8200).
 const LARGE_BYTES: u32 = 1_000;
@@ -161,5 +157,10 @@ pub(super) fn is_first_large(stuck: &Stuck, is_client: bool) -> bool {
 /// The drop of a flow that failed.
 fn failed_drop<'a>(case: &Case<'a>, is_it: impl Fn(&Dropped) -> bool) -> Option<&'a Dropped> {
     let drops = &case.trouble()?.drops;
-    drops.iter().find(|drop| is_it(drop)).filter(|_| case.failed())
+    // An answered connection got over the loss of its SYN, and of what was dropped long before it ended.
+    let explains = |drop: &&Dropped| {
+        let is_past = drop.opening && case.flow.is_tcp() && case.was_answered();
+        !is_past && case.may_have_broken(drop.occurrences.last)
+    };
+    drops.iter().filter(|_| case.failed()).filter(explains).find(|drop| is_it(drop))
 }

@@ -80,7 +80,7 @@ fn is_own_service(case: &Case<'_>) -> bool {
     case.vip.via == Via::ClusterIp
         && case.flow.decisions.is_empty()
         && case.has_hook(Hook::Confirm)
-        && !case.flow.partial
+        && (!case.flow.partial || case.flow.client.established.is_some())
         && !case.is_ipvs()
         && node.mode.is_some()
         && node.is_own_address(case.vip.addr.ip()) == Some(true)

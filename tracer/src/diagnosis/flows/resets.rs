@@ -1,16 +1,17 @@
 //! Resets that conntrack caused: after an invalid packet (C18), by a mid-stream pickup (C19); packets that are dropped
 //! as invalid (C18b); and for every reset its sender and arrival.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Duration};
 
 use super::{
     Case, Finding,
+    case::BEFORE_SILENCE,
     stale_endpoints::termination_grace,
     text::{length, times},
 };
 use crate::{
     class::{Class, Confidence, Severity, action},
-    flow::{End, Ended, Flow, Invalid, Outcome, ResetBy, SocketEnd, StackReset},
+    flow::{Decision, End, Ended, Flow, Invalid, Outcome, ResetBy, SocketEnd, StackReset},
     sighting::{Hook, TcpState},
     time::Timestamp,
     verdict::EvidenceType,
@@ -20,6 +21,17 @@ use crate::{
 fn untranslated_answer<'a>(case: &Case<'a>) -> Option<&'a StackReset> {
     let resets = &case.trouble()?.stack_resets;
     resets.iter().find(|reset| reset.by == End::Client && reset.untranslated && !reset.to_syn)
+}
+
+/// The entry that a segment of the endpoint created, because that of its connection was gone.
+fn entry_of_answer<'a>(case: &Case<'a>, reset: &StackReset) -> Option<&'a Decision> {
+    let known = case.decision?;
+    case.flow.decisions.iter().find(|entry| {
+        entry.midstream == Some(true)
+            && entry.netns == known.netns
+            && entry.ct.orig == known.ct.reply
+            && entry.time <= reset.occurrences.first
+    })
 }
 
 /// Whether the client's socket was open at that moment, as far as it was observed.
@@ -50,6 +62,9 @@ fn is_opening(end: &SocketEnd) -> bool {
 /// Against: an answer on another path than the request is not translated either (C31).
 pub(super) fn after_invalid(case: &Case<'_>) -> Option<Finding> {
     let reset = untranslated_answer(case)?;
+    if entry_of_answer(case, reset).is_some() {
+        return None;
+    }
     let lived = client_lived(case.flow, reset.occurrences.first);
     let client = &case.flow.client;
     let began = client.was_connected() || !client.is_seen() || case.flow.partial && !is_opening(client);
@@ -241,6 +256,21 @@ pub(super) fn entry_gone(case: &Case<'_>) -> Option<Finding> {
 /// For: an entry that was confirmed for a segment without SYN; the RST of a stack without a socket.
 /// Against: NAT chose the same endpoint again: then the endpoint knew the connection.
 pub(super) fn midstream(case: &Case<'_>) -> Option<Finding> {
+    if let Some(entry) = untranslated_answer(case).and_then(|reset| entry_of_answer(case, reset)) {
+        let what = format_args!(
+            "an answer of {} met no conntrack entry of its connection to {}: it was not translated back, and the client's \
+             stack reset it",
+            case.endpoint_name(),
+            case.name()
+        );
+        let why = "the entry was created for a segment of the endpoint";
+        return Some(
+            case.finding(Class::C19, what)
+                .confidence(Confidence::High)
+                .kernel(Some(entry.time), why)
+                .if_nothing_was_lost(),
+        );
+    }
     let found = recreated(case)?;
     let sender = case.trouble().and_then(|trouble| {
         trouble.stack_resets.iter().find(|reset| reset.by == End::Endpoint && !reset.to_syn)
@@ -310,7 +340,8 @@ pub(super) fn midstream(case: &Case<'_>) -> Option<Finding> {
 fn left_before(case: &Case<'_>, endpoint: SocketAddr, at: Timestamp, removed: Timestamp) -> Finding {
     let membership = case.ctx.cluster.membership(&case.vip, endpoint, at);
     let after = at.since(removed);
-    let is_draining = after <= termination_grace(case, membership.state(), endpoint.ip());
+    let grace = termination_grace(case, membership.state(), endpoint.ip());
+    let is_draining = after <= grace.saturating_add(case.ctx.grace);
     let class = if is_draining { Class::N9 } else { Class::C7 };
     let what = format_args!(
         "the connection continued {} after its endpoint {endpoint} left {}, and its conntrack entry was gone",
@@ -330,6 +361,9 @@ fn removed(case: &Case<'_>, endpoint: SocketAddr, at: Timestamp) -> Option<Times
     since.filter(|since| *since > Timestamp::MIN && *since <= at)
 }
 
+/// The longest interval between two repetitions (`TCP_RTO_MAX`).
+const MAX_REPETITION: Duration = Duration::from_mins(2);
+
 /// C18b (kubernetes/kubernetes#94861).
 /// Mechanism: conntrack classifies legitimate packets as invalid, because it observed only one direction (asymmetric
 /// routes, anycast, several uplinks) or lost track of a window, and a rule drops invalid packets (KUBE-FORWARD).
@@ -342,11 +376,22 @@ pub(super) fn dropped_as_invalid(case: &Case<'_>) -> Option<Finding> {
     let dropped = trouble.drops.iter().find(|drop| {
         drop.is("NETFILTER_DROP") && !drop.opening && drop.occurrences.last >= invalid.occurrences.first
     })?;
-    // A RST by itself breaks nothing that a drop long before has not: an end repeats what is dropped.
-    let repeated =
-        |end: &SocketEnd| end.retransmits().is_seen() && end.retransmits().last >= invalid.occurrences.first;
+    let (dropped_last, broke) = (dropped.occurrences.last, case.flow.broke());
+    // A RST by itself breaks nothing that a drop long before has not: an end repeats what is dropped, and its next repetition
+    // was not due yet. One that passed was answered.
+    let repeated = |end: &SocketEnd| {
+        let repeats = end.retransmits();
+        let waited = repeats.last.since(dropped_last);
+        let next = if waited > Duration::ZERO { waited * 2 } else { BEFORE_SILENCE };
+        repeats.is_seen()
+            && repeats.last >= invalid.occurrences.first
+            && waited <= MAX_REPETITION
+            && broke.is_none_or(|broke| broke <= repeats.last.saturating_add(next))
+    };
     let is_broken = match case.outcome {
-        Outcome::Silent | Outcome::Stalled => true,
+        // Packets that were dropped long before it fell silent came through when they were repeated.
+        Outcome::Silent => broke.is_none_or(|broke| dropped_last.saturating_add(BEFORE_SILENCE) >= broke),
+        Outcome::Stalled => true,
         Outcome::Reset(_) => [&case.flow.client, &case.flow.server].into_iter().any(repeated),
         _ => false,
     };

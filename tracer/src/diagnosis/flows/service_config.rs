@@ -19,6 +19,9 @@ fn failed_unanswered(flow: &Flow) -> bool {
     !flow.outcome().is_success() && flow.outcome() != Outcome::Pending && !flow.was_answered()
 }
 
+/// kube-proxy's `/healthz`.
+const HEALTHZ_PORT: u16 = 10256;
+
 /// C5c.
 /// Mechanism: kube-proxy translates only the ports that the Service lists. In iptables mode the packet leaves
 /// untranslated and nothing answers, nftables and ipvs refuse it.
@@ -29,6 +32,14 @@ pub(super) fn unknown_port(flow: &Flow, ctx: &Context<'_>, service: &Key) -> Opt
         return None;
     }
     let port = flow.orig.dst.port();
+    let asked = ctx.cluster.service(service, flow.first_seen);
+    if asked.is_some_and(|asked| {
+        let is_balanced = asked.load_balancer_ips.contains(&flow.orig.dst.ip());
+        is_balanced && (port == HEALTHZ_PORT || asked.health_check_node_port == Some(port))
+    }) {
+        // A load balancer (Google's) checks kube-proxy itself at the address that it balances.
+        return None;
+    }
     Some(ctx.finding(Class::C5c, format_args!("{service} has no port {port}/{}", flow.orig.protocol)).api(
         None,
         format_args!("{} is an address of {service}, which does not list port {port}", flow.orig.dst.ip()),
@@ -162,8 +173,8 @@ pub(super) fn with_affinity(case: &Case<'_>, finding: Finding) -> Finding {
 /// For: the label, and no translation. Against: nothing here; the other proxy may be at fault.
 pub(super) fn other_proxy(case: &Case<'_>) -> Option<Finding> {
     let proxy = case.vip.service.proxy_name.as_ref()?;
-    if case.endpoint.is_some() || !(case.failed() || case.outcome == Outcome::Pending && case.untranslated())
-    {
+    let is_unserved = case.failed() && !case.was_answered();
+    if case.endpoint.is_some() || !(is_unserved || case.outcome == Outcome::Pending && case.untranslated()) {
         return None;
     }
     Some(

@@ -67,7 +67,9 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
             let since = (*since).max(preferred_since(case)?);
             let end = since.saturating_add(termination_grace(case, Some(state), endpoint.ip()));
             // The kubelet counts from when it learns of the deletion, and the slices follow the Pod's end.
-            if !case.has_failed_or_waits() && case.decided <= end.saturating_add(case.ctx.grace) {
+            if (!case.has_failed_or_waits() || case.is_own_abort())
+                && case.decided <= end.saturating_add(case.ctx.grace)
+            {
                 // It serves until it ends: kube-proxy is late, and nothing broke.
                 return None;
             }
@@ -106,14 +108,13 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     let confounder = if certain { None } else { unlisted_but_not_stale(case) };
-    if confounder.is_some() && !case.failed() {
-        // The connection succeeded, and its endpoint may be a valid one.
+    if confounder.is_some() && (!case.failed() || case.was_answered()) {
+        // The connection was served, and its endpoint may be a valid one.
         return None;
     }
     if since.is_some_and(|since| case.within_grace(since)) {
         // kube-proxy may still be writing the change. A connection that succeeded broke nothing.
-        return case
-            .has_failed_or_waits()
+        return (case.has_failed_or_waits() && !case.is_own_abort())
             .then(|| lag(case, format_args!("NAT still chose an endpoint that had just gone: {what}")));
     }
     let answered = case.was_answered();
@@ -131,7 +132,7 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
             (false, None) => Confidence::Medium,
             (false, Some(_)) => Confidence::Low,
         })
-        .severity(if case.failed() { Severity::High } else { Severity::Medium })
+        .severity(if case.failed() && !case.is_own_abort() { Severity::High } else { Severity::Medium })
         .api(since, what)
         .fill_rules_of(endpoint, case.ctx.node.mode);
     if since.is_some_and(|since| may_be_within_grace(case, since)) {
@@ -463,6 +464,9 @@ fn unlisted_but_not_stale(case: &Case<'_>) -> Option<&'static str> {
     )
 }
 
+/// The longest interval between two repetitions of a segment (`TCP_RTO_MAX`).
+const MAX_REPETITION: Duration = Duration::from_mins(2);
+
 /// N9 or C7.
 /// Mechanism: the entry of an established connection outlives its endpoint; kube-proxy never deletes TCP entries
 /// (kubernetes/kubernetes#100698). In a rolling update the Pod ends its connections within its termination grace: N9. A
@@ -484,19 +488,36 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
     if removed == Timestamp::MIN || removed > ended || !old_enough || case.outcome == Outcome::Pending {
         return None;
     }
-    if case.outcome == Outcome::Reset(ResetBy::Client) && !case.flow.client.retransmits().is_seen() {
+    let is_own_abort = match case.outcome {
         // The client's own abort (N4): it had not lost its peer.
+        Outcome::Reset(ResetBy::Client) => {
+            let repeats = case.flow.client.retransmits();
+            let broke = case.flow.broke().unwrap_or(ended);
+            !repeats.is_seen() || broke > repeats.last.saturating_add(MAX_REPETITION)
+        }
+        _ => false,
+    };
+    if is_own_abort {
         return None;
     }
     let grace = termination_grace(case, membership.state(), endpoint.ip());
     let after = ended.since(removed);
-    let drained = case.outcome.is_success();
+    // The kubelet counts from when it learns of the deletion, gives a preStop hook that runs too long two seconds more, and
+    // the sockets end with the last process.
+    let grace = grace.saturating_add(case.ctx.grace);
+    // A pool that closes a connection whose endpoint has ended long ago repeats its close, and its application misses nothing.
+    let ends = [&case.flow.client, &case.flow.server];
+    let mut repeating = ends.into_iter().filter(|end| end.retransmits().is_seen());
+    let is_closing = case.outcome == Outcome::Silent
+        && repeating.all(|end| end.retransmitted_only_its_end() && end.stuck().is_none());
+    let drained = case.outcome.is_success() || is_closing;
     let name = case.endpoint_name();
     let left = case.said(format_args!("{name} left the usable endpoints of {}", case.name()));
     if drained || after <= grace {
         let how = match case.outcome {
             Outcome::Established => "was still open",
             Outcome::Closed => "ended normally",
+            _ if is_closing => "repeated only its close",
             _ => "broke",
         };
         // Only drops show the effect of IPVS with `expire_nodest_conn=0` (C13).

@@ -1,0 +1,320 @@
+//! Connections that worked, with an event long before their end that broke nothing.
+
+use crate::{
+    cluster_support::{Shop, TERMINATING},
+    flow_support::{CLIENT, EP, SERVER_NS, Script, VIP, World, addr, at, fold, last_revisions},
+};
+use viptrace::{
+    class::{Class, Severity},
+    cluster::{Via, model::TrafficPolicy},
+    flow::{FlowTable, Limits, Reread},
+    sighting::{Fact, Hook, PacketFact, Sighting, Status, TcpState},
+};
+
+const OUT_OF_WINDOW: &str = "SEQ is over upper bound %u (over the window of the receiver)";
+const OUTSIDE: &str = "203.0.113.9:40000";
+const NODE_PORT: &str = "192.168.1.2:30080";
+const OTHER: &str = "10.244.1.8:8080";
+const ESTABLISHED: TcpState = TcpState::Established;
+/// An hour after the start of the test's day.
+const LATER: u64 = 3_600_000;
+
+fn to_cart() -> Script {
+    Script::new(CLIENT, VIP, Some(EP))
+}
+
+/// From outside, at a node port; its server is on this node.
+fn from_outside() -> Script {
+    Script::new(OUTSIDE, NODE_PORT, Some(EP)).confirm(10_000).state(
+        10_002,
+        true,
+        TcpState::SynRecv,
+        ESTABLISHED,
+    )
+}
+
+fn with_node_port() -> World {
+    let mut world = World::new();
+    world.shop.reached_by(Via::NodePort, NODE_PORT);
+    world
+}
+
+/// The client ends it by a RST, as many do.
+fn aborted(script: Script, ms: u64) -> Script {
+    script.send_reset(ms, false, ESTABLISHED, "TCP_ABORT_ON_DATA").state(
+        ms,
+        false,
+        ESTABLISHED,
+        TcpState::Close,
+    )
+}
+
+fn aborted_by_server(script: Script, ms: u64) -> Script {
+    let script = script.send_reset(ms, true, ESTABLISHED, "TCP_ABORT_ON_CLOSE");
+    let script = script.state(ms, true, ESTABLISHED, TcpState::Close);
+    script.receive_reset(ms + 1, ESTABLISHED).state(ms + 1, false, ESTABLISHED, TcpState::Close)
+}
+
+fn falls_silent(script: Script, ms: u64, server: bool) -> Script {
+    [0, 400, 1_200, 2_800, 6_000].into_iter().fold(script, |script, wait| {
+        if server {
+            script.server_retransmits(ms + wait, ESTABLISHED)
+        } else {
+            script.retransmit(ms + wait, ESTABLISHED)
+        }
+    })
+}
+
+fn of_agent() -> (World, Limits) {
+    let mut world = World::new();
+    world.missing = vec![Hook::SockEstablished, Hook::SockClosed, Hook::Delete];
+    (world, Limits { reread: Reread::Datagrams, sees_closes: false, ..Limits::default() })
+}
+
+/// The classes of all verdicts, also of those that a later one withdraws.
+fn all(world: &World, limits: Limits, script: Script, until: u64) -> Vec<Class> {
+    let mut table = FlowTable::new(limits);
+    let mut seen = Vec::new();
+    let mut sightings = script.in_order().out.into_iter().peekable();
+    for ms in (0..=until).step_by(500) {
+        while let Some(sighting) = sightings.next_if(|sighting| sighting.time <= at(ms)) {
+            table.observe(sighting);
+        }
+        table.advance(at(ms));
+        seen.extend(table.drain_settled().map(|flow| world.judge(&flow).unwrap().class));
+    }
+    table.finish(at(until));
+    seen.extend(table.drain_settled().map(|flow| world.judge(&flow).unwrap().class));
+    seen
+}
+
+/// One packet is dropped as invalid, its repetition passes, and the connection goes on for an hour.
+#[test]
+fn an_invalid_packet_that_was_repeated_explains_no_later_end() {
+    let dropped = |script: Script| script.invalid_answer(12_000, OUT_OF_WINDOW).drop_invalid(12_000);
+    let recovered = || dropped(to_cart().established(10_000)).server_retransmits(12_210, ESTABLISHED);
+    let world = World::new();
+    assert_eq!(world.verdict(aborted(recovered(), LATER), LATER + 10_000).class, Class::N4);
+    assert_eq!(world.verdict(aborted_by_server(recovered(), LATER), LATER + 10_000).class, Class::Ok);
+    let unrelated = dropped(to_cart().established(10_000)).retransmit(LATER / 2, ESTABLISHED);
+    assert_eq!(world.verdict(aborted(unrelated, LATER), LATER + 10_000).class, Class::N4);
+    let gone = falls_silent(dropped(from_outside()).server_retransmits(12_210, ESTABLISHED), LATER, true);
+    assert_eq!(with_node_port().verdict(gone, LATER + 40_000).class, Class::Ok);
+}
+
+#[test]
+fn a_drop_that_was_repeated_explains_no_later_silence() {
+    let script = to_cart().established(10_000).retransmit(11_000, ESTABLISHED);
+    let script = script.drop_later(12_000, "NETFILTER_DROP").retransmit(12_200, ESTABLISHED);
+    assert_eq!(World::new().verdict(falls_silent(script, LATER, false), LATER + 40_000).class, Class::C29);
+    let script = from_outside().server_retransmits(11_000, ESTABLISHED).drop_known_answer(12_000);
+    let script = falls_silent(script.server_retransmits(12_200, ESTABLISHED), LATER, true);
+    assert_eq!(with_node_port().verdict(script, LATER + 40_000).class, Class::Ok);
+}
+
+/// The SYN was lost and repeated: a delay of a second, long before the client ends the connection by a RST.
+#[test]
+fn a_lost_syn_explains_no_later_reset() {
+    let again = |script: Script| script.retransmit(11_000, TcpState::SynSent).with_ct(77).established(11_000);
+    let lost = [
+        to_cart().clash(10_000).drop_syn(10_000, "NETFILTER_DROP"),
+        to_cart().drop_table_full(10_000),
+        to_cart().drop_syn(10_000, "IP_RPFILTER"),
+    ];
+    for script in lost {
+        let verdict = World::new().verdict(aborted(again(script), 60_000), 70_000);
+        assert_eq!(verdict.class, Class::N4, "{}", verdict.root_cause);
+    }
+}
+
+/// Losses far apart at intervals that happen to grow: each time, more was acknowledged.
+#[test]
+fn losses_far_apart_are_no_silence() {
+    let losses = [(20_000, 1_000), (30_000, 50_000), (50_000, 120_000), (100_000, 400_000)];
+    let script = losses.into_iter().fold(to_cart().established(10_000), |script, (ms, acked)| {
+        script.repeats_segment(ms, false, 1_398, (acked, acked))
+    });
+    let script = script.closed(400_000);
+    assert_eq!(all(&World::new(), Limits::default(), script.clone(), 420_000), [Class::Ok]);
+    let (world, limits) = of_agent();
+    let mut agent = script;
+    agent.out.retain(|sighting| !world.missing.contains(&sighting.hook));
+    let seen = all(&world, limits, agent, 420_000);
+    assert!(seen.iter().all(|class| *class == Class::Ok), "{seen:?}");
+}
+
+/// An agent sees that the first SYN was dropped behind the node's rules, and not that the second was answered.
+#[test]
+fn an_agent_reads_the_entry_of_a_connection_whose_syn_was_dropped() {
+    let (world, limits) = of_agent();
+    let mut script = to_cart().confirm(10_000);
+    let packet = PacketFact {
+        skb: 1,
+        tuple: Some(script.behind()),
+        tcp_flags: 2,
+        ct: None,
+        original_direction: None,
+        reason: Some("CPU_BACKLOG".into()),
+        site: None,
+        icmp_code: None,
+        nf_hook: None,
+        table_full: false,
+    };
+    let dropped = Fact::Packet(packet);
+    script.out.push(Sighting {
+        time: at(10_000),
+        cpu: 0,
+        hook: Hook::KfreeSkb,
+        netns: SERVER_NS,
+        fact: dropped,
+    });
+    let script = script.retransmit(11_000, TcpState::SynSent);
+    for (status, class) in [(Status::SEEN_REPLY | Status::ASSURED, Class::Ok), (0, Class::C29)] {
+        let mut table = FlowTable::new(limits);
+        script.out.iter().cloned().for_each(|sighting| table.observe(sighting));
+        table.advance(at(14_100));
+        assert_eq!(table.take_rereads().len(), 1);
+        to_cart().reread(14_200, status).out.into_iter().for_each(|sighting| table.observe(sighting));
+        table.advance(at(20_000));
+        let seen: Vec<_> = table.drain_settled().map(|flow| world.judge(&flow).unwrap().class).collect();
+        assert_eq!(seen, [class]);
+    }
+}
+
+/// The kubelet kills after the grace, and after two seconds more if a preStop hook used it up.
+#[test]
+fn a_pod_that_is_killed_at_the_end_of_its_grace_drains() {
+    let verdict = |after: u64| {
+        let mut world = World::new();
+        world.shop.ready(OTHER, 0);
+        world.shop.becomes(EP, TERMINATING, 20_000);
+        world.verdict(aborted_by_server(to_cart().established(10_000), 20_000 + after), 90_000).class
+    };
+    assert_eq!([29_000, 30_300, 32_500, 36_000].map(verdict), [Class::N9, Class::N9, Class::N9, Class::C7]);
+}
+
+/// The selector moved to another version, and the Pods of the old one go on.
+#[test]
+fn a_client_that_ends_its_connection_to_a_former_endpoint_misses_nothing() {
+    let mut world = World::new();
+    world.shop.ready(OTHER, 0);
+    world.shop.leaves(EP, 20_000);
+    let script = to_cart().established(10_000).retransmit(15_000, ESTABLISHED);
+    assert_eq!(world.verdict(aborted(script, LATER), LATER + 10_000).class, Class::N4);
+}
+
+/// The endpoint closed and ended; minutes later the client's pool closes its side, which nobody answers.
+#[test]
+fn a_pool_that_closes_after_its_endpoint_ended_misses_nothing() {
+    let mut world = World::new();
+    world.shop.ready(OTHER, 0);
+    world.shop.becomes(EP, TERMINATING, 20_000);
+    world.shop.leaves(EP, 25_000);
+    world.shop.pod_ends(EP, 26_000);
+    let closing = |state: TcpState| {
+        let script = to_cart().confirm(10_000).state(10_001, false, TcpState::SynSent, ESTABLISHED);
+        [300_200, 300_600, 301_400, 303_000, 306_200]
+            .into_iter()
+            .fold(script, |script, ms| script.retransmit(ms, state))
+    };
+    let verdict = world.verdict(closing(TcpState::LastAck), 320_000);
+    assert_eq!((verdict.class, verdict.severity), (Class::N9, Severity::None), "{}", verdict.root_cause);
+    assert_eq!(world.verdict(closing(ESTABLISHED), 320_000).class, Class::C7);
+}
+
+#[test]
+fn a_client_that_ends_what_was_served_broke_nothing() {
+    for removed in [58_000, 48_000] {
+        let mut world = World::new();
+        world.shop.ready(OTHER, 0);
+        world.shop.becomes(EP, TERMINATING, removed);
+        assert_eq!(world.verdict(aborted(to_cart().established(60_000), 60_050), 70_000).class, Class::N4);
+    }
+    // Another proxy served it.
+    let mut world = World::new();
+    world.shop.cart.proxy_name = Some("kube-router".into());
+    let served = Script::new(CLIENT, VIP, None).established(10_000);
+    assert_eq!(world.verdict(aborted(served, 10_050), 20_000).class, Class::N4);
+    // A hostPort at the load balancer's IP.
+    let lb = "192.168.1.2:443";
+    let mut world = World::new();
+    world.shop.reached_by(Via::LoadBalancerIp, lb);
+    let served = || Script::new(OUTSIDE, lb, Some("10.244.1.50:8443")).established(60_000);
+    assert_eq!(world.verdict(aborted(served(), 61_050), 70_000).class, Class::N4);
+    assert_eq!(world.verdict(aborted_by_server(served(), 61_050), 70_000).class, Class::Ok);
+}
+
+/// Antrea without its own proxy: Open vSwitch commits each connection in its zone before the node's rules see it.
+#[test]
+fn an_entry_of_another_zone_is_no_decision_of_the_rules() {
+    let with_ovs = |mut script: Script| {
+        let plain = Script { endpoint: None, out: Vec::new(), ..script.clone() };
+        let mut first = plain.with_ct(77).confirm_syn(60_000).out.remove(0);
+        if let Fact::Conntrack(fact) = &mut first.fact {
+            (fact.ct.zone, fact.ct.status) = (65_520, Status(0));
+        }
+        script.out.insert(0, first);
+        script
+    };
+    let untranslated = || Script::new(CLIENT, VIP, None);
+    let refused = with_ovs(untranslated().unreach(60_000, 3).connect_failed(60_001));
+    assert_eq!(World::of(Shop::with_endpoints(&[])).verdict(refused, 70_000).class, Class::C20);
+    let mut world = World::new();
+    world.shop.cart.internal_traffic_policy = TrafficPolicy::Local;
+    world.shop.serves_elsewhere();
+    let dropped = with_ovs(untranslated().drop_syn(60_000, "NETFILTER_DROP").connect_failed(64_000));
+    assert_eq!(world.verdict(dropped, 70_000).class, Class::C22);
+    let healthy = with_ovs(to_cart().healthy(60_000));
+    assert_eq!(World::new().verdict(healthy, 70_000).class, Class::Ok);
+    // All that an agent reports of a healthy connection.
+    let (world, limits) = of_agent();
+    assert_eq!(all(&world, limits, with_ovs(untranslated()), 80_000), [Class::Ok]);
+}
+
+/// Google's load balancer checks kube-proxy at the address that it balances; kube-proxy restarts.
+#[test]
+fn a_health_check_of_kube_proxy_is_no_wrong_port() {
+    let lb = "198.51.100.5:80";
+    let mut world = World::new();
+    world.shop.reached_by(Via::LoadBalancerIp, lb);
+    world.shop.cart.external_traffic_policy = TrafficPolicy::Local;
+    world.shop.cart.health_check_node_port = Some(31_234);
+    let refused = |port: u16| {
+        let to = format!("198.51.100.5:{port}");
+        let script =
+            Script::new("35.191.0.9:40000", &to, None).confirm(60_000).no_socket(60_001).kill(60_002);
+        world.judge(&last_revisions(fold(script.out, 70_000).0)[0]).map(|verdict| verdict.class)
+    };
+    assert_eq!([31_234, 10_256, 81].map(refused), [None, None, Some(Class::C5c)]);
+}
+
+/// Internet scanners send what no server answers.
+#[test]
+fn a_datagram_from_outside_without_an_answer_is_no_fault() {
+    let lb = "198.51.100.5:443";
+    let mut world = World::new();
+    world.shop.reached_by(Via::LoadBalancerIp, lb);
+    let asked = |client: &str| Script::new(client, lb, Some(EP)).udp().confirm(60_000).reread(68_400, 0);
+    assert_eq!(world.verdict(asked(OUTSIDE), 100_000).class, Class::N20);
+    assert_eq!(world.verdict(asked(CLIENT), 100_000).class, Class::C29);
+    assert_eq!(addr(lb).port(), 443);
+}
+
+/// An operator flushes the table, and the endpoint sends first, as in a watch.
+#[test]
+fn an_answer_without_an_entry_is_a_lost_entry() {
+    let mut script = to_cart().established(10_000).delete_by_hand(20_000);
+    script.out.append(&mut Script::new(EP, CLIENT, None).with_ct(99).confirm_midstream(21_000).out);
+    let verdict = World::new().verdict(script.client_has_no_socket(21_000, addr(EP)), 60_000);
+    assert_eq!(verdict.class, Class::C19, "{verdict:#?}");
+}
+
+/// Without conntrack a connection's first event is that it is established.
+#[test]
+fn the_node_serves_the_address_itself_from_the_first_event_on() {
+    let mut world = World::new();
+    world.node.own.push(addr(VIP).ip());
+    let script = Script::new(CLIENT, VIP, None).state(10_001, false, TcpState::SynSent, ESTABLISHED);
+    let script = script.state(10_020, false, TcpState::FinWait2, TcpState::Close);
+    assert_eq!(world.verdict(script, 20_000).class, Class::N11);
+}
