@@ -110,7 +110,9 @@ fn linker(out: &Path) -> Result<PathBuf, String> {
     };
     kept.or_else(on_path).ok_or_else(|| {
         // So that cargo runs this again once it is there.
-        let folder = out.ancestors().nth(4).unwrap_or(out).join(KEPT);
+        let target = env::var_os("TARGET");
+        let of_triple = |folder: &&Path| folder.file_name() != target.as_deref();
+        let folder = out.ancestors().skip(4).find(of_triple).unwrap_or(out).join(KEPT);
         if fs::create_dir_all(&folder).is_ok() {
             println!("cargo::rerun-if-changed={}", folder.display());
         }

@@ -28,7 +28,7 @@ pub use evidence::{Decision, Flow, IcmpMeaning};
 pub(crate) use limits::Counters;
 pub use limits::{Limits, Reread};
 pub use losses::{Lost, Suppressed};
-pub(crate) use outcome::Answer;
+pub(crate) use outcome::{Answer, MAX_REPETITION};
 pub use outcome::{Outcome, ResetBy};
 pub use room::Unjudged;
 pub use table::FlowTable;

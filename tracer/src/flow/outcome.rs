@@ -89,6 +89,9 @@ const SYN_WAIT: Duration = Duration::from_secs(3);
 /// Within this time an association's four-way handshake ends, or the server refuses it.
 const HANDSHAKE: Duration = Duration::from_secs(1);
 
+/// The longest interval between two repetitions (`TCP_RTO_MAX`).
+pub(crate) const MAX_REPETITION: Duration = Duration::from_mins(2);
+
 /// After this many doublings of the interval between data retransmits, an end counts as receiving nothing: four
 /// retransmits, about 3 s from the first (initial timeout 200 ms).
 const SILENT_BACKOFF: u32 = 2;
@@ -180,6 +183,11 @@ impl Flow {
             }
             _ => None,
         }
+    }
+
+    /// How long before it broke its last packet may have been lost: an end that has no answer repeats at intervals that double.
+    pub(crate) fn silence_before_end(&self) -> Duration {
+        [&self.client, &self.server].into_iter().map(SocketEnd::next_repetition).max().unwrap_or_default()
     }
 
     fn answered_outcome(&self) -> Outcome {
@@ -384,6 +392,13 @@ impl SocketEnd {
         let trouble = self.trouble.as_ref()?;
         let Occurrences { first, last, .. } = trouble.retransmits;
         Some(first.max(last.saturating_sub(trouble.last_gap * 2)))
+    }
+
+    /// The time from its last repetition to the next one, if nothing was acknowledged since.
+    pub(crate) fn next_repetition(&self) -> Duration {
+        let Some(trouble) = &self.trouble else { return Duration::ZERO };
+        let is_unanswered = trouble.last_acked == self.bytes_acked;
+        if is_unanswered { (trouble.last_gap * 2).min(MAX_REPETITION) } else { Duration::ZERO }
     }
 
     /// Whether it reset the connection while its data had no answer: its application, or its kernel, did not wait longer.

@@ -145,3 +145,43 @@ fn a_kind_that_no_rule_needs_is_a_warning() {
         assert_eq!(found.level, Level::Fault, "{found:#?}");
     }
 }
+
+/// The warning about a kind that no rule needs is no cause of rules that kube-proxy does not write.
+#[test]
+fn a_kind_that_no_rule_needs_hides_no_outage() {
+    const NODE: &str = "failed to list *v1.Node: nodes is forbidden: User cannot list resource";
+    let without_nodes = || logs(&["23:05:00", "23:10:00", "23:20:00", "23:24:50"].map(|time| (time, NODE)));
+    let never_wrote = without_nodes();
+    never_wrote.edit("node/metrics.txt", |text| {
+        text.replace("last_timestamp_seconds 1.7952170983640833e+09", "last_timestamp_seconds 0")
+            .replace("process_start_time_seconds 1.7952170969e+09", "process_start_time_seconds 1.795216e+09")
+    });
+    let report = never_wrote.check();
+    let found = |finding: &&FindingRecord| {
+        finding.level == Level::Fault && finding.root_cause.contains("never written its rules")
+    };
+    assert!(report.findings.iter().any(|finding| found(&finding)), "{:#?}", report.findings);
+    // It has queued nothing since long before an endpoint became ready that its rules lack.
+    let unheard = without_nodes();
+    unheard.edit("node/metrics.txt", |text| {
+        text.replace(
+            "last_queued_timestamp_seconds 1.79521709812791e+09",
+            "last_queued_timestamp_seconds 1.795210e+09",
+        )
+    });
+    unheard.edit("node/iptables-save.txt", |text| {
+        let mut lines: Vec<&str> = text.lines().collect();
+        let of_cart =
+            |line: &&str| line.contains("-A KUBE-SVC-I5LIAMPLWKMBJ54B") && line.contains("-j KUBE-SEP-");
+        let at = lines.iter().position(of_cart).unwrap();
+        lines.remove(at);
+        lines.join("\n") + "\n"
+    });
+    let report = unheard.check();
+    let of_node =
+        report.findings.iter().filter(|finding| finding.class == Class::C2 && finding.service.is_none());
+    let of_node: Vec<_> = of_node
+        .map(|finding| (finding.level, finding.root_cause.contains("does not receive changes")))
+        .collect();
+    assert_eq!(of_node, [(Level::Fault, true), (Level::Warning, false)], "{:#?}", report.findings);
+}

@@ -288,18 +288,6 @@ fn a_health_check_of_kube_proxy_is_no_wrong_port() {
     assert_eq!([31_234, 10_256, 81].map(refused), [None, None, Some(Class::C5c)]);
 }
 
-/// Internet scanners send what no server answers.
-#[test]
-fn a_datagram_from_outside_without_an_answer_is_no_fault() {
-    let lb = "198.51.100.5:443";
-    let mut world = World::new();
-    world.shop.reached_by(Via::LoadBalancerIp, lb);
-    let asked = |client: &str| Script::new(client, lb, Some(EP)).udp().confirm(60_000).reread(68_400, 0);
-    assert_eq!(world.verdict(asked(OUTSIDE), 100_000).class, Class::N20);
-    assert_eq!(world.verdict(asked(CLIENT), 100_000).class, Class::C29);
-    assert_eq!(addr(lb).port(), 443);
-}
-
 /// An operator flushes the table, and the endpoint sends first, as in a watch.
 #[test]
 fn an_answer_without_an_entry_is_a_lost_entry() {
@@ -316,5 +304,41 @@ fn the_node_serves_the_address_itself_from_the_first_event_on() {
     world.node.own.push(addr(VIP).ip());
     let script = Script::new(CLIENT, VIP, None).state(10_001, false, TcpState::SynSent, ESTABLISHED);
     let script = script.state(10_020, false, TcpState::FinWait2, TcpState::Close);
-    assert_eq!(world.verdict(script, 20_000).class, Class::N11);
+    let verdict = world.verdict(script, 20_000);
+    assert_eq!(verdict.class, Class::N11);
+    assert!(
+        !verdict.unseen.iter().any(|what| what.contains("the trace began later")),
+        "{:?}",
+        verdict.unseen
+    );
+}
+
+/// Its answers are dropped at intervals that double, until one end loses patience.
+#[test]
+fn drops_until_the_last_repetition_explain_the_end() {
+    const WAITS: [u64; 8] = [0, 200, 600, 1_400, 3_000, 6_200, 12_600, 25_400];
+    let invalid = || {
+        WAITS.into_iter().map(|wait| 12_000 + wait).fold(to_cart().established(10_000), |script, ms| {
+            let script = if ms > 12_000 { script.server_retransmits(ms, ESTABLISHED) } else { script };
+            script.invalid_answer(ms, OUT_OF_WINDOW).drop_invalid(ms)
+        })
+    };
+    let filtered = |server: bool| {
+        WAITS.into_iter().map(|wait| 12_000 + wait).fold(to_cart().established(10_000), |script, ms| {
+            let script = match (ms > 12_000, server) {
+                (false, _) => script,
+                (true, true) => script.server_retransmits(ms, ESTABLISHED),
+                (true, false) => script.retransmit(ms, ESTABLISHED),
+            };
+            script.drop_later(ms, "IP_RPFILTER")
+        })
+    };
+    let class = |script: Script| World::new().verdict(script, 120_000).class;
+    for patience in [28_000, 30_000, 50_000] {
+        let end = 12_000 + patience;
+        assert_eq!(class(aborted(invalid(), end)), Class::C18b, "{patience}");
+        assert_eq!(class(aborted_by_server(invalid(), end)), Class::C18b, "{patience}");
+        assert_eq!(class(aborted(filtered(true), end)), Class::C32, "{patience}");
+        assert_eq!(class(aborted_by_server(filtered(false), end)), Class::C32, "{patience}");
+    }
 }

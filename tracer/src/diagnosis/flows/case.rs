@@ -169,10 +169,9 @@ impl<'a> Case<'a> {
         !self.outcome.is_success() && self.outcome != Outcome::Pending
     }
 
-    /// Whether something that was last seen at this time can have broken the flow: an answered one got over what was long before
-    /// its end.
+    /// As [`may_have_broken`].
     pub(super) fn may_have_broken(&self, last: Timestamp) -> bool {
-        self.flow.broke().is_none_or(|broke| last.saturating_add(BEFORE_SILENCE) >= broke)
+        may_have_broken(self.flow, last)
     }
 
     /// Whether the client itself ended an answered connection by a RST (N4): nothing failed that its endpoint has to do with.
@@ -384,6 +383,13 @@ impl<'a> Case<'a> {
     pub(super) fn age(&self, since: Timestamp) -> Duration {
         self.decided.since(since)
     }
+}
+
+/// Whether something that was last seen at this time can have broken the flow: an answered one got over what was longer before its
+/// end than it waits to repeat a packet.
+pub(super) fn may_have_broken(flow: &Flow, last: Timestamp) -> bool {
+    let silence = BEFORE_SILENCE.max(flow.silence_before_end());
+    flow.broke().is_none_or(|broke| last.saturating_add(silence) >= broke)
 }
 
 /// Whether a rule, or IPVS, stopped the flow before an endpoint was chosen, as kube-proxy's do: they refuse with port unreachable,

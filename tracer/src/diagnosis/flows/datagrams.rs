@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Case, Finding, health_checks, ipvs, text::length};
+use super::{Case, Finding, ipvs, text::length};
 use crate::{
     class::{Class, Confidence},
     cluster::Membership,
@@ -27,10 +27,8 @@ pub(super) fn unanswered_for(case: &Case<'_>) -> Option<Duration> {
     }
     let Answer::NotSeen { until } = case.flow.answer() else { return None };
     let waited = until.since(case.flow.first_seen);
-    // From outside come scanners' datagrams too, which a server discards in silence.
-    let is_inside = || !health_checks::is_outside(case.flow, &case.ctx.surroundings());
     let expected = case.flow.orig.protocol == Protocol::SCTP
-        || ANSWERING_PORTS.contains(&case.vip.port.port) && is_inside()
+        || ANSWERING_PORTS.contains(&case.vip.port.port)
         || case.ctx.translations.answers(case.vip.addr, case.vip.port.protocol);
     (expected && waited >= PATIENCE).then_some(waited)
 }

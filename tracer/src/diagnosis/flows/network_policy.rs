@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use super::{Case, Finding, case::BEFORE_SILENCE, text::length};
+use super::{Case, Finding, case::may_have_broken, text::length};
 use crate::{
     class::{Class, Confidence},
     diagnosis::path::{Crossing, Scene, Stop, Stops},
@@ -235,9 +235,7 @@ fn is_of_repeated(flow: &Flow, drop: &Dropped) -> bool {
     };
     let is_by_rule = drop.is("NETFILTER_DROP") || program(drop).is_some();
     // What was dropped long before the silence came through when it was repeated.
-    let is_late =
-        flow.broke().is_none_or(|broke| drop.occurrences.last.saturating_add(BEFORE_SILENCE) >= broke);
-    is_by_rule && !drop.opening && is_repeated && is_late
+    is_by_rule && !drop.opening && is_repeated && may_have_broken(flow, drop.occurrences.last)
 }
 
 /// Whether a rule dropped an answer that its conntrack entry would have translated back.

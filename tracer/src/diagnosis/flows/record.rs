@@ -232,7 +232,8 @@ fn add_gaps(case: &Case<'_>, finding: &mut Finding) {
     }
     add_gap(case, finding, Hook::SockEstablished, "when the sockets were established");
     add_gap(case, finding, Hook::SockClosed, "when the sockets were closed");
-    if case.flow.partial {
+    // A connection that is not tracked begins with its socket's first change.
+    if case.flow.partial && finding.class != Class::N11 {
         finding.note_unobserved("the beginning of the flow: the trace began later, or its event was lost");
     }
 }

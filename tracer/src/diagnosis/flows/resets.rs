@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     class::{Class, Confidence, Severity, action},
-    flow::{Decision, End, Ended, Flow, Invalid, Outcome, ResetBy, SocketEnd, StackReset},
+    flow::{Decision, End, Ended, Flow, Invalid, MAX_REPETITION, Outcome, ResetBy, SocketEnd, StackReset},
     sighting::{Hook, TcpState},
     time::Timestamp,
     verdict::EvidenceType,
@@ -361,9 +361,6 @@ fn removed(case: &Case<'_>, endpoint: SocketAddr, at: Timestamp) -> Option<Times
     since.filter(|since| *since > Timestamp::MIN && *since <= at)
 }
 
-/// The longest interval between two repetitions (`TCP_RTO_MAX`).
-const MAX_REPETITION: Duration = Duration::from_mins(2);
-
 /// C18b (kubernetes/kubernetes#94861).
 /// Mechanism: conntrack classifies legitimate packets as invalid, because it observed only one direction (asymmetric
 /// routes, anycast, several uplinks) or lost track of a window, and a rule drops invalid packets (KUBE-FORWARD).
@@ -382,7 +379,8 @@ pub(super) fn dropped_as_invalid(case: &Case<'_>) -> Option<Finding> {
     let repeated = |end: &SocketEnd| {
         let repeats = end.retransmits();
         let waited = repeats.last.since(dropped_last);
-        let next = if waited > Duration::ZERO { waited * 2 } else { BEFORE_SILENCE };
+        let next =
+            if waited > Duration::ZERO { waited * 2 } else { BEFORE_SILENCE.max(end.next_repetition()) };
         repeats.is_seen()
             && repeats.last >= invalid.occurrences.first
             && waited <= MAX_REPETITION
@@ -390,7 +388,7 @@ pub(super) fn dropped_as_invalid(case: &Case<'_>) -> Option<Finding> {
     };
     let is_broken = match case.outcome {
         // Packets that were dropped long before it fell silent came through when they were repeated.
-        Outcome::Silent => broke.is_none_or(|broke| dropped_last.saturating_add(BEFORE_SILENCE) >= broke),
+        Outcome::Silent => case.may_have_broken(dropped_last),
         Outcome::Stalled => true,
         Outcome::Reset(_) => [&case.flow.client, &case.flow.server].into_iter().any(repeated),
         _ => false,

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     class::{Class, Confidence, Severity, action},
     cluster::{EndpointState, Membership, Via, model::DEFAULT_TERMINATION_GRACE},
-    flow::{Outcome, ResetBy},
+    flow::{MAX_REPETITION, Outcome, ResetBy},
     net::Protocol,
     sighting::Status,
     time::Timestamp,
@@ -463,9 +463,6 @@ fn unlisted_but_not_stale(case: &Case<'_>) -> Option<&'static str> {
          node (N13)",
     )
 }
-
-/// The longest interval between two repetitions of a segment (`TCP_RTO_MAX`).
-const MAX_REPETITION: Duration = Duration::from_mins(2);
 
 /// N9 or C7.
 /// Mechanism: the entry of an established connection outlives its endpoint; kube-proxy never deletes TCP entries

@@ -4,6 +4,8 @@
 //! recovery. A fault needs a proof that the outage lasts: a change that kube-proxy did not follow, rules that it has
 //! never written, requests of which none has succeeded, or errors that go on until the log was read.
 
+use std::collections::BTreeSet;
+
 use super::{Facts, Finding, Level, proxy::logged_by};
 use crate::{
     class::{Action, Class, Confidence, Severity, action},
@@ -74,9 +76,20 @@ fn current_errors(facts: &Facts) -> impl Iterator<Item = &LoggedError> {
     errors.filter(|error| error.trouble.is_api()).filter(|error| is_current(error))
 }
 
+/// Whether it is of a lost API, which concerns the rules, and not of kinds beside them.
+pub(super) fn is_outage(finding: &Finding) -> bool {
+    let is_beside = finding.level == Level::Warning && finding.severity == Severity::Low;
+    finding.class == Class::C2 && finding.service.is_none() && !is_beside
+}
+
+/// The kinds that this error is about, if no rule is made of them, and the rules were written without them.
+fn kinds_beside_rules<'e>(facts: &Facts, error: &'e LoggedError) -> Option<&'e BTreeSet<String>> {
+    error.kinds_beside_rules().filter(|_| !facts.never_wrote())
+}
+
 /// kube-proxy cannot read kinds that no rule of a Service is made of.
 fn beside_rules(facts: &Facts, error: &LoggedError) -> Option<Finding> {
-    let kinds = error.kinds_beside_rules()?;
+    let kinds = kinds_beside_rules(facts, error)?;
     let age = clock(facts).and_then(|clock| clock.since(&error.last));
     if age.is_some_and(|age| age > REPEATS_SECS) {
         return None;
@@ -108,7 +121,7 @@ fn beside_rules(facts: &Facts, error: &LoggedError) -> Option<Finding> {
 
 impl<'f> Outage<'f> {
     fn of(facts: &'f Facts) -> Self {
-        let errors = current_errors(facts).filter(|error| error.kinds_beside_rules().is_none());
+        let errors = current_errors(facts).filter(|error| kinds_beside_rules(facts, error).is_none());
         let errors: Vec<&LoggedError> = errors.collect();
         let log = facts.node.log.as_ref();
         let cut = log.and_then(|log| log.of(Trouble::WatchCut)).filter(|error| is_current(error));

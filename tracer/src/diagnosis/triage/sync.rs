@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::{Facts, Finding, Level, proxy::logged_by};
+use super::{Facts, Finding, Level, api, proxy::logged_by};
 use crate::{
     class::{Action, Class, Confidence, Severity, action},
     node::kube_proxy::{
@@ -114,7 +114,7 @@ fn failing(facts: &Facts, times: &[SyncTimes], findings: &mut Vec<Finding>) {
         finding = logged_by(finding, error);
     }
     // A sync that fails is repeated each syncPeriod (30 s), with the same error.
-    let over = super::api::clock(facts).is_some_and(|clock| {
+    let over = api::clock(facts).is_some_and(|clock| {
         let ages = errors.iter().filter_map(|error| clock.since(&error.last));
         ages.reduce(f64::min).is_some_and(|age| age > REPEATED_SECS)
     });
@@ -256,7 +256,7 @@ pub(super) fn is_under_way(facts: &Facts) -> bool {
 
 /// kube-proxy has not written its rules since it started.
 fn starting(facts: &Facts, findings: &mut Vec<Finding>) {
-    if !facts.never_wrote() || findings.iter().any(|finding| finding.class == Class::C2) {
+    if !facts.never_wrote() || findings.iter().any(api::is_outage) {
         return;
     }
     let age = age(facts);

@@ -231,7 +231,7 @@ impl Snapshot {
         (all, gaps)
     }
 
-    /// Whether a list of rules exists but cannot be parsed in any form.
+    /// Whether a list of rules exists but cannot be parsed in any form. In nftables mode iptables' lists do not have kube-proxy's.
     pub fn has_damaged_rules(&self) -> bool {
         let Listings { iptables_v4, iptables_v6, nftables, ipvs, ipset, others: _ } = self.listings;
         let listings = [iptables_v4, iptables_v6, nftables, ipvs, ipset];
@@ -239,7 +239,9 @@ impl Snapshot {
             let unparsable = |gap: &Gap| matches!(gap.reason, Reason::Unparsable { .. });
             self.gaps.iter().any(|gap| kinds.contains(&gap.kind) && unparsable(gap))
         };
-        LISTS.into_iter().zip(listings).any(|(kinds, listing)| listing == Listing::Failed && damaged(kinds))
+        let of_mode = if self.mode == Some(ProxyMode::Nftables) { 2 } else { 0 };
+        let lists = LISTS.into_iter().zip(listings).skip(of_mode);
+        lists.into_iter().any(|(kinds, listing)| listing == Listing::Failed && damaged(kinds))
     }
 
     /// The Service chains in this backend of iptables.
