@@ -181,6 +181,11 @@ impl Finding {
         self
     }
 
+    /// Lowers the confidence to this one, if it is higher.
+    pub(crate) fn at_most(&mut self, confidence: Confidence) {
+        self.confidence = self.confidence.min(confidence);
+    }
+
     /// Lowers the confidence by one step.
     pub(crate) fn doubt(&mut self) {
         self.confidence = self.confidence.lower();

@@ -323,7 +323,7 @@ mod tests {
     use std::{fs, io::Cursor, path::Path};
 
     use super::*;
-    use crate::recording::Sightings;
+    use crate::recording::{Sightings, fixtures::recordings};
 
     fn fixture(name: &str) -> Vec<u8> {
         fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name)).unwrap()
@@ -336,17 +336,10 @@ mod tests {
         (counts, lacks)
     }
 
-    fn recordings() -> Vec<String> {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/recordings");
-        let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name());
-        let names = names.map(|name| format!("recordings/{}", name.to_string_lossy()));
-        names.filter(|name| name.ends_with(".viptrace")).collect()
-    }
-
     #[test]
     fn every_decoded_record_is_counted_once() {
-        for name in recordings() {
-            let bytes = fixture(&name);
+        for path in recordings() {
+            let (name, bytes) = (path.display(), fs::read(&path).unwrap());
             let (counts, lacks) = counted(&bytes, Timestamp::MIN, Timestamp::MAX);
             assert_eq!((counts.undecodable, lacks.unreadable_items, lacks.damage.1), (0, 0, 0), "{name}");
             let (mut all, mut expected) = (0, BTreeMap::<Hook, u64>::new());
@@ -396,7 +389,7 @@ mod tests {
 
     #[test]
     fn only_the_wanted_time_is_counted() {
-        let bytes = fixture(&recordings()[0]);
+        let bytes = fs::read(&recordings()[0]).unwrap();
         let (all, _) = counted(&bytes, Timestamp::MIN, Timestamp::MAX);
         let (first, last) = all.span.unwrap();
         let middle = first.saturating_add(last.since(first) / 2);
@@ -409,7 +402,7 @@ mod tests {
 
     #[test]
     fn damage_is_named_and_the_rest_is_counted() {
-        let bytes = fixture(&recordings()[0]);
+        let bytes = fs::read(&recordings()[0]).unwrap();
         let (whole, _) = counted(&bytes, Timestamp::MIN, Timestamp::MAX);
         let cut = &bytes[..bytes.len() - 10];
         let (counts, lacks) = counted(cut, Timestamp::MIN, Timestamp::MAX);

@@ -78,6 +78,8 @@
 //! [`Pipeline`]: crate::session::Pipeline
 
 mod counts;
+#[cfg(test)]
+pub(crate) mod fixtures;
 mod frame;
 mod header;
 mod index;

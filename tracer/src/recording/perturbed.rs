@@ -6,7 +6,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    fs::{self, File},
+    fs::File,
     path::Path,
     sync::Arc,
     time::Duration,
@@ -14,6 +14,7 @@ use std::{
 
 use super::{
     Header,
+    fixtures::recordings,
     item::{Assembler, Item},
     reader::{Block, Reader},
 };
@@ -49,14 +50,8 @@ struct Tape {
 type Verdicts = BTreeMap<String, Vec<(Timestamp, Verdict)>>;
 
 fn tapes() -> Vec<(String, Tape)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/recordings");
-    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let mut paths: Vec<_> =
-        entries.filter(|path| path.extension().is_some_and(|it| it == "viptrace")).collect();
-    paths.sort();
-    assert!(!paths.is_empty());
     let name = |path: &Path| path.file_stem().unwrap().to_string_lossy().into_owned();
-    paths.iter().map(|path| (name(path), Tape::read(path))).collect()
+    recordings().iter().map(|path| (name(path), Tape::read(path))).collect()
 }
 
 impl Tape {
@@ -271,7 +266,7 @@ fn begun_at(tape: &Tape, at: usize) -> Tape {
 fn rearranged(tape: &Tape, random: &mut Random, by: Duration) -> Tape {
     let (mut inputs, mut batch) = (Vec::new(), Vec::new());
     for input in &tape.inputs {
-        // What is read after a turn, and what the kernel handed over late, has its place.
+        // Entries that are read after a turn, and decisions that the kernel handed over late, keep their place.
         let is_prompt = |sighting: &Sighting| match &sighting.fact {
             Fact::Conntrack(fact) => sighting.hook != Hook::EntryReread && fact.note.handed_over.is_none(),
             _ => true,

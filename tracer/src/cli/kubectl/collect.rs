@@ -70,10 +70,10 @@ pub(super) async fn run(
     mut printer: Printer,
     progress: &Arc<Progress>,
 ) -> anyhow::Result<Outcome> {
-    span(args.since, args.until, now()).map_err(usage)?;
+    let times = span(args.since, args.until, now()).map_err(usage)?;
     let (session, objects) =
         Session::begin(server, &PodArgs::default(), Follows::Agents, &mut printer, progress).await?;
-    let wanted = match &args.service {
+    let service = match &args.service {
         None => None,
         Some(text) => {
             let named = name(text, &session.namespace).map_err(usage)?;
@@ -89,7 +89,18 @@ pub(super) async fn run(
     let needed = namespaces.into_iter().flat_map(permissions::to_exec).collect();
     session.require(needed, &mut printer).await?;
     let mut stop = Stop::listen()?;
-    unless_stopped(&mut stop, collect(args, &session, &objects, agents, wanted, printer, progress)).await
+    unless_stopped(
+        &mut stop,
+        collect(args, &session, &objects, agents, Wanted { service, times }, printer, progress),
+    )
+    .await
+}
+
+/// The wanted segments.
+struct Wanted {
+    /// With clients or endpoints of this Service on their node; `None` for every node's.
+    service: Option<Key>,
+    times: Span,
 }
 
 /// Everything after the permissions.
@@ -98,7 +109,7 @@ async fn collect(
     session: &Session,
     objects: &Objects,
     agents: BTreeMap<String, Key>,
-    service: Option<Key>,
+    Wanted { service, times }: Wanted,
     mut printer: Printer,
     progress: &Progress,
 ) -> anyhow::Result<Outcome> {
@@ -111,7 +122,6 @@ async fn collect(
     for node in &chosen.without {
         fail(&mut printer, node, "no agent runs there");
     }
-    let times = span(args.since, args.until, now()).map_err(usage)?;
     let (mut nodes, unread) = list_all(args, times, session, &chosen.agents, progress).await;
     for (node, why) in unread.iter().chain(&chosen.unread) {
         fail(&mut printer, node, why);

@@ -123,6 +123,11 @@ struct OneNode {
 }
 
 impl OneNode {
+    /// One that is not traced.
+    fn failed(error: VisitError) -> Self {
+        Self { error: Some(error), is_over: true, ..Self::default() }
+    }
+
     /// A time of this node's trace on the clock of this program, later by no more than the report that it is attached took:
     /// the clocks of two nodes may be apart. `None` until the node's trace has ended, and for a time before it.
     fn on_own_clock(&self, time: Timestamp) -> Option<Timestamp> {
@@ -171,8 +176,7 @@ impl<'s> Traces<'s> {
             }
         }
         for node in &choice.not_ready {
-            let error = Some(VisitError::NotReady);
-            all.nodes.insert(node.clone(), OneNode { error, is_over: true, ..OneNode::default() });
+            all.nodes.insert(node.clone(), OneNode::failed(VisitError::NotReady));
         }
         all
     }
@@ -190,8 +194,7 @@ impl<'s> Traces<'s> {
             match visit {
                 Ok(visit) => all.start_task(node, Some(Arc::clone(visit))),
                 Err(error) => {
-                    let failed = OneNode { error: Some(error.clone()), is_over: true, ..OneNode::default() };
-                    all.nodes.insert(node.clone(), failed);
+                    all.nodes.insert(node.clone(), OneNode::failed(error.clone()));
                 }
             }
         }

@@ -385,8 +385,8 @@ impl<'a> Case<'a> {
     }
 }
 
-/// Whether something that was last seen at this time can have broken the flow: an answered one got over what was longer before its
-/// end than it waits to repeat a packet.
+/// Whether something that was last seen at this time can have broken the flow: an answered one has recovered from what lies
+/// longer before its end than it waits to repeat a packet.
 pub(super) fn may_have_broken(flow: &Flow, last: Timestamp) -> bool {
     let silence = BEFORE_SILENCE.max(flow.silence_before_end());
     flow.broke().is_none_or(|broke| last.saturating_add(silence) >= broke)
@@ -527,11 +527,11 @@ pub(super) fn standing(
 
 impl Finding {
     /// Says that the last endpoint left only after the rule had stopped the flow, if it did, which is less certain.
-    pub(super) fn with_late_loss(self, case: &Case<'_>) -> Self {
+    pub(super) fn with_late_loss(mut self, case: &Case<'_>) -> Self {
         let Some(lost) = case.lost_at() else { return self };
-        let confidence = self.confidence.min(Confidence::Medium);
+        self.at_most(Confidence::Medium);
         let of_node = if case.vip.is_local() { " of this node" } else { "" };
-        self.confidence(confidence).api(
+        self.api(
             Some(lost),
             format_args!(
                 "the last usable endpoint{of_node} left {} later: kube-proxy received the change before viptrace did",

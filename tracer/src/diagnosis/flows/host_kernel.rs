@@ -156,11 +156,13 @@ pub(super) fn is_first_large(stuck: &Stuck, is_client: bool) -> bool {
 
 /// The drop of a flow that failed.
 fn failed_drop<'a>(case: &Case<'a>, is_it: impl Fn(&Dropped) -> bool) -> Option<&'a Dropped> {
-    let drops = &case.trouble()?.drops;
-    // An answered connection got over the loss of its SYN, and of what was dropped long before it ended.
-    let explains = |drop: &&Dropped| {
+    if !case.failed() {
+        return None;
+    }
+    // An answered connection has recovered from the loss of its SYN, and from drops long before it ended.
+    let explains = |drop: &Dropped| {
         let is_past = drop.opening && case.flow.is_tcp() && case.was_answered();
         !is_past && case.may_have_broken(drop.occurrences.last)
     };
-    drops.iter().filter(|_| case.failed()).filter(explains).find(|drop| is_it(drop))
+    case.trouble()?.drops.iter().find(|drop| is_it(drop) && explains(drop))
 }

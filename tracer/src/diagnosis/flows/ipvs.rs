@@ -36,12 +36,11 @@ pub(super) fn no_destination(case: &Case<'_>) -> Option<Finding> {
     if case.endpoint.is_some() || !case.failed() || case.has_usable() == Some(false) {
         return None;
     }
+    let most = if is_seen { Confidence::High } else { Confidence::Medium };
     let usable = case.usable();
     if case.vip.is_local() && usable.is_some_and(|usable| usable.local == Some(0)) {
         let mut finding = no_local_real_server(case);
-        if !is_seen {
-            finding.confidence = finding.confidence.min(Confidence::Medium);
-        }
+        finding.at_most(most);
         return Some(finding);
     }
     let since = usable.map(|usable| case.choosable_since(usable));
@@ -56,8 +55,7 @@ pub(super) fn no_destination(case: &Case<'_>) -> Option<Finding> {
         ));
     }
     let (domain, confidence) = match usable {
-        Some(_) if is_seen => (Domain::IptablesSync, Confidence::High),
-        Some(_) => (Domain::IptablesSync, Confidence::Medium),
+        Some(_) => (Domain::IptablesSync, most),
         None => (Domain::NoEndpoints, Confidence::Medium),
     };
     let detail = match usable {

@@ -234,7 +234,7 @@ fn is_of_repeated(flow: &Flow, drop: &Dropped) -> bool {
         Stage::Reply => is_met(&flow.server) || is_met(&flow.client),
     };
     let is_by_rule = drop.is("NETFILTER_DROP") || program(drop).is_some();
-    // What was dropped long before the silence came through when it was repeated.
+    // A packet that was dropped long before the silence passed when it was repeated.
     is_by_rule && !drop.opening && is_repeated && may_have_broken(flow, drop.occurrences.last)
 }
 

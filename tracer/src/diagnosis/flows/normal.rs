@@ -56,11 +56,11 @@ pub(super) fn judge(case: &Case<'_>) -> Option<Finding> {
             );
             if by == ResetBy::Unknown && !sees_stack_resets(case) {
                 // This node's own stack, or the client's, may have sent it (C13, C15, C18).
-                finding.confidence = finding.confidence.min(Confidence::Medium);
+                finding.at_most(Confidence::Medium);
                 finding.note_unobserved("who sent the RST: this trace has no hook at a stack's own");
             }
             if case.flow.partial {
-                finding.confidence = finding.confidence.min(Confidence::Medium);
+                finding.at_most(Confidence::Medium);
                 finding.note_unobserved(
                     "the connection's beginning: one that conntrack sent to another endpoint mid-stream looks the same (C19)",
                 );

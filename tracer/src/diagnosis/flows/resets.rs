@@ -46,10 +46,13 @@ fn client_lived(flow: &Flow, at: Timestamp) -> Option<bool> {
     )
 }
 
-/// Whether this socket is known to wait for its first answer, or to have waited in vain, also if the trace began later.
-fn is_opening(end: &SocketEnd) -> bool {
-    let gave_up = end.closed.is_some_and(|closed| closed.from == TcpState::SynSent);
-    !end.was_connected() && (end.syn_retransmits().is_seen() || gave_up)
+/// Whether the client may have been connected. A trace that began later knows the opposite from its repeated SYN, or from a socket
+/// that closed before an answer.
+fn may_have_connected(flow: &Flow) -> bool {
+    let client = &flow.client;
+    let gave_up = || client.closed.is_some_and(|closed| closed.from == TcpState::SynSent);
+    let is_opening = || client.syn_retransmits().is_seen() || gave_up();
+    client.was_connected() || !client.is_seen() || flow.partial && !is_opening()
 }
 
 /// C18 (kubernetes/kubernetes#74839).
@@ -66,9 +69,7 @@ pub(super) fn after_invalid(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     let lived = client_lived(case.flow, reset.occurrences.first);
-    let client = &case.flow.client;
-    let began = client.was_connected() || !client.is_seen() || case.flow.partial && !is_opening(client);
-    if lived == Some(false) || !began {
+    if lived == Some(false) || !may_have_connected(case.flow) {
         return None;
     }
     let invalid = invalid_answer(case.flow);
@@ -110,8 +111,7 @@ pub(super) fn after_invalid(case: &Case<'_>) -> Option<Finding> {
 /// resets it before there is a connection.
 pub(super) fn answered_directly(case: &Case<'_>) -> Option<Finding> {
     let reset = untranslated_answer(case)?;
-    let client = &case.flow.client;
-    if client.was_connected() || !client.is_seen() || case.flow.partial && !is_opening(client) {
+    if may_have_connected(case.flow) {
         return None;
     }
     Some(
@@ -387,7 +387,7 @@ pub(super) fn dropped_as_invalid(case: &Case<'_>) -> Option<Finding> {
             && broke.is_none_or(|broke| broke <= repeats.last.saturating_add(next))
     };
     let is_broken = match case.outcome {
-        // Packets that were dropped long before it fell silent came through when they were repeated.
+        // Packets that were dropped long before it fell silent passed when they were repeated.
         Outcome::Silent => case.may_have_broken(dropped_last),
         Outcome::Stalled => true,
         Outcome::Reset(_) => [&case.flow.client, &case.flow.server].into_iter().any(repeated),

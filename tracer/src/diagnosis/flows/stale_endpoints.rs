@@ -16,7 +16,7 @@ use super::{
 use crate::{
     class::{Class, Confidence, Severity, action},
     cluster::{EndpointState, Membership, Via, model::DEFAULT_TERMINATION_GRACE},
-    flow::{MAX_REPETITION, Outcome, ResetBy},
+    flow::{MAX_REPETITION, Outcome},
     net::Protocol,
     sighting::Status,
     time::Timestamp,
@@ -39,6 +39,7 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     let name = case.endpoint_name();
+    let is_broken = case.has_failed_or_waits() && !case.is_own_abort();
     let (what, since, certain) = match case.membership.as_ref()? {
         Membership::Left { at, .. } => {
             if case.decided <= *at {
@@ -67,9 +68,7 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
             let since = (*since).max(preferred_since(case)?);
             let end = since.saturating_add(termination_grace(case, Some(state), endpoint.ip()));
             // The kubelet counts from when it learns of the deletion, and the slices follow the Pod's end.
-            if (!case.has_failed_or_waits() || case.is_own_abort())
-                && case.decided <= end.saturating_add(case.ctx.grace)
-            {
+            if !is_broken && case.decided <= end.saturating_add(case.ctx.grace) {
                 // It serves until it ends: kube-proxy is late, and nothing broke.
                 return None;
             }
@@ -114,7 +113,7 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
     }
     if since.is_some_and(|since| case.within_grace(since)) {
         // kube-proxy may still be writing the change. A connection that succeeded broke nothing.
-        return (case.has_failed_or_waits() && !case.is_own_abort())
+        return is_broken
             .then(|| lag(case, format_args!("NAT still chose an endpoint that had just gone: {what}")));
     }
     let answered = case.was_answered();
@@ -485,16 +484,11 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
     if removed == Timestamp::MIN || removed > ended || !old_enough || case.outcome == Outcome::Pending {
         return None;
     }
-    let is_own_abort = match case.outcome {
-        // The client's own abort (N4): it had not lost its peer.
-        Outcome::Reset(ResetBy::Client) => {
-            let repeats = case.flow.client.retransmits();
-            let broke = case.flow.broke().unwrap_or(ended);
-            !repeats.is_seen() || broke > repeats.last.saturating_add(MAX_REPETITION)
-        }
-        _ => false,
+    let had_lost_peer = || {
+        let (repeats, broke) = (case.flow.client.retransmits(), case.flow.broke().unwrap_or(ended));
+        repeats.is_seen() && broke <= repeats.last.saturating_add(MAX_REPETITION)
     };
-    if is_own_abort {
+    if case.is_own_abort() && !had_lost_peer() {
         return None;
     }
     let grace = termination_grace(case, membership.state(), endpoint.ip());

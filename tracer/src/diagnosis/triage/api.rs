@@ -59,7 +59,6 @@ enum Lasts {
 }
 
 pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
-    findings.extend(current_errors(facts).filter_map(|error| beside_rules(facts, error)));
     let outage = Outage::of(facts);
     let cause = outage.cause();
     let (Some(lasts), Some(cause)) = (outage.lasts(facts), cause) else { return };
@@ -76,10 +75,9 @@ fn current_errors(facts: &Facts) -> impl Iterator<Item = &LoggedError> {
     errors.filter(|error| error.trouble.is_api()).filter(|error| is_current(error))
 }
 
-/// Whether it is of a lost API, which concerns the rules, and not of kinds beside them.
-pub(super) fn is_outage(finding: &Finding) -> bool {
-    let is_beside = finding.level == Level::Warning && finding.severity == Severity::Low;
-    finding.class == Class::C2 && finding.service.is_none() && !is_beside
+/// Kinds that kube-proxy cannot read and that concern no rule. After the checks that take C2 for a lost API.
+pub(super) fn other_kinds(facts: &Facts, findings: &mut Vec<Finding>) {
+    findings.extend(current_errors(facts).filter_map(|error| beside_rules(facts, error)));
 }
 
 /// The kinds that this error is about, if no rule is made of them, and the rules were written without them.

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Facts, Finding, Level, Step, api, moment::Moment, settings};
+use super::{Facts, Finding, Level, Step, moment::Moment, settings};
 use crate::{
     class::{Action, Class, Confidence, Domain, Severity, action},
     cluster::Key,
@@ -215,7 +215,7 @@ fn take(mode: ProxyMode, facts: &Facts, discrepancies: &[Discrepancy], findings:
 /// The rules show whether an outage of the API has an effect: if they do, a suspected one is certain. If they have
 /// every change, a change that kube-proxy queued nothing for concerned no rule.
 fn of_outage(named: &[Named<'_>], findings: &mut Vec<Finding>) {
-    let lost = api::is_outage;
+    let lost = |finding: &Finding| finding.class == Class::C2 && finding.service.is_none();
     let unheard = named.iter().any(|(_, found)| found.sync == SyncState::Unheard);
     let stale = named.iter().any(|(class, found)| *class == Class::C6 && found.sync == SyncState::Unknown);
     if let Some(cause) = findings.iter_mut().find(|finding| lost(finding))
@@ -285,7 +285,7 @@ fn whole_node(facts: &Facts, discrepancies: &[Named<'_>], findings: &mut Vec<Fin
 }
 
 fn unheard(services: &BTreeMap<&str, Vec<&Discrepancy>>, findings: &mut Vec<Finding>) {
-    if findings.iter().any(api::is_outage) {
+    if findings.iter().any(|finding| finding.class == Class::C2 && finding.service.is_none()) {
         return;
     }
     let names: Vec<&str> = services.keys().take(MAX_QUOTED).copied().collect();

@@ -74,7 +74,7 @@ struct Check {
 }
 
 /// In this order: later checks use the findings of earlier ones.
-const CHECKS: [Check; 11] = [
+const CHECKS: [Check; 12] = [
     Check {
         name: "services",
         judge: |facts, scope, found| services::judge(facts, scope, &mut found.findings),
@@ -132,6 +132,12 @@ const CHECKS: [Check; 11] = [
         judge: |facts, _, found| found.gaps = audit::judge(facts, &mut found.findings),
         step: Step::Rules,
         gives: audit::GIVES,
+    },
+    Check {
+        name: "other kinds",
+        judge: |facts, _, found| api::other_kinds(facts, &mut found.findings),
+        step: Step::KubeProxy,
+        gives: &[Class::C2],
     },
     Check {
         name: "conntrack",

@@ -256,7 +256,7 @@ pub(super) fn is_under_way(facts: &Facts) -> bool {
 
 /// kube-proxy has not written its rules since it started.
 fn starting(facts: &Facts, findings: &mut Vec<Finding>) {
-    if !facts.never_wrote() || findings.iter().any(api::is_outage) {
+    if !facts.never_wrote() || findings.iter().any(|finding| finding.class == Class::C2) {
         return;
     }
     let age = age(facts);

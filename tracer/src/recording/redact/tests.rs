@@ -12,19 +12,9 @@ use serde_json::Value;
 
 use super::*;
 use crate::{
-    recording::{Player, Step, create, item::put_piece},
+    recording::{Player, Step, create, fixtures::recordings, item::put_piece},
     session::Detail,
 };
-
-fn recordings() -> Vec<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/recordings");
-    let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let mut paths: Vec<_> =
-        paths.filter(|path| path.extension().is_some_and(|end| end == "viptrace")).collect();
-    paths.sort();
-    assert!(!paths.is_empty());
-    paths
-}
 
 fn redacted(bytes: Vec<u8>) -> (Vec<u8>, Redacted) {
     let folder = tempfile::tempdir().unwrap();

@@ -3,7 +3,7 @@
 //! In nft mode newer releases write `-m mark`, and the ports of `-m tcp` and `-m udp`, in nftables' own form.
 //! Those before 1.8.8 list such a rule without the mark and the port, and without a word (kubernetes/kubernetes#112477): with
 //! kube-proxy's image newer than the host's iptables, the host lists a KUBE-POSTROUTING that masquerades nothing, a KUBE-FIREWALL
-//! that drops everything, and Services without ports. Nothing puts the ports back, so such a list is no list.
+//! that drops everything, and Services without ports. The ports cannot be restored, so such a list is refused.
 
 use crate::rules::{Rule, Ruleset, Step, Table, Verdict};
 

@@ -395,24 +395,19 @@ fn key(value: &Value<'_>) -> Option<Key> {
         Some(parts) => {
             // nft names a protocol only where it finds /etc/protocols. In kube-proxy's sets a port is the last part, and its
             // protocol the one before.
-            let before_port = parts.len().checked_sub(2).filter(|_| parts.last().is_some_and(is_number));
-            let part = |(at, part): (usize, &Value<'_>)| match part {
-                Value::Number(_) if Some(at) == before_port => protocol(part).map(Datum::Protocol),
-                _ => datum(part),
-            };
-            parts.iter().enumerate().map(part).collect()
+            if let [addresses @ .., number @ Value::Number(_), port @ Value::Number(_)] = parts {
+                let protocol = protocol(number).map(Datum::Protocol);
+                return addresses.iter().map(datum).chain([protocol, datum(port)]).collect();
+            }
+            parts.iter().map(datum).collect()
         }
         None => Some([datum(value)?].into()),
     }
 }
 
-fn is_number(value: &Value<'_>) -> bool {
-    matches!(value, Value::Number(_))
-}
-
 fn datum(value: &Value<'_>) -> Option<Datum> {
     match value {
-        _ if is_number(value) => port(value).map(Datum::Port),
+        Value::Number(_) => port(value).map(Datum::Port),
         Value::Str(text) => match text.parse() {
             Ok(ip) => Some(Datum::Address(ip)),
             Err(_) => iptables::protocol(text).map(Datum::Protocol),

@@ -22,6 +22,14 @@ pub(super) fn groups() -> Vec<Group<Checked>> {
 
 const CILIUM: &str = "[{\"ifname\": \"cilium_host\"}, {\"ifname\": \"eth0\"}]";
 
+/// The minute after 23:00 at which the node of this mode was read.
+const fn minute(mode: ProxyMode) -> u32 {
+    match mode {
+        Ipvs => 26,
+        Iptables | Nftables => 25,
+    }
+}
+
 fn absent() -> Group<Checked> {
     let cases = vec![
         case(Class::C1, "its process is gone, and its rules stand", |mode| {
@@ -206,12 +214,16 @@ fn reports_trouble() -> Group<Checked> {
             unhealthy(&node, ", \"nodeEligible\": false");
             Checked::of(mode, &node)
         }),
+        case(Class::C2, "its role lacks a kind that no rule is made of", |mode| {
+            let (node, minute) = (node(mode), minute(mode));
+            let time = format!("23:{}:50", minute - 1);
+            let forbidden =
+                "\"Failed to watch\" err=\"failed to list *v1.ServiceCIDR: servicecidrs is forbidden\"";
+            log(&node, &time, forbidden);
+            Checked::of(mode, &node)
+        }),
         case(Class::C2, "it has not reached the API server for minutes", |mode| {
-            let node = node(mode);
-            let minute = match mode {
-                Ipvs => 26,
-                Iptables | Nftables => 25,
-            };
+            let (node, minute) = (node(mode), minute(mode));
             for time in [
                 format!("23:{}:10", minute - 2),
                 format!("23:{}:55", minute - 2),

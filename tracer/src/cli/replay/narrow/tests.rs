@@ -18,7 +18,7 @@ use crate::{
         target::Target,
     },
     incident::{Moment, Timeline},
-    recording::{Reading, tests::copy},
+    recording::{Reading, fixtures::recordings, tests::copy},
     session::Detail,
     time::Timestamp,
     verdict::Verdict,
@@ -115,21 +115,11 @@ fn compare(path: &Path, selections: impl IntoIterator<Item = Selection>, read: &
     }
 }
 
-fn fixtures() -> Vec<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/recordings");
-    let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let mut paths: Vec<_> =
-        paths.filter(|path| path.extension().is_some_and(|extension| extension == "viptrace")).collect();
-    paths.sort();
-    assert!(!paths.is_empty());
-    paths
-}
-
 #[test]
 fn a_query_of_every_fixture_gives_what_the_whole_recording_gives() {
     let folder = tempfile::tempdir().unwrap();
     let mut read = Read::default();
-    for path in fixtures() {
+    for path in recordings() {
         let indexed = folder.path().join(path.file_name().unwrap());
         copy(File::open(&path).unwrap(), &indexed, 4);
         let (whole, _) = query(&indexed, &Selection::default(), ALWAYS, false);
