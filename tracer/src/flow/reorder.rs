@@ -4,7 +4,7 @@
 //! and sorted, they leave in causal order (the kernel's monotonic clock is the same for all CPUs), so that later code
 //! does not depend on the order of arrival.
 
-use std::{collections::VecDeque, mem, time::Duration};
+use std::{collections::VecDeque, time::Duration};
 
 use crate::{sighting::Sighting, time::Timestamp};
 
@@ -81,9 +81,9 @@ impl Reorder {
         if is_ready { self.held.pop_front() } else { None }
     }
 
-    /// All sightings, ready or not, after the last push.
-    pub(super) fn take_all(&mut self) -> VecDeque<Sighting> {
-        mem::take(&mut self.held)
+    /// After the last push: what is held is ready.
+    pub(super) fn end(&mut self) {
+        self.newest = Timestamp::MAX;
     }
 
     pub(super) fn next_deadline(&self) -> Option<Timestamp> {

@@ -145,9 +145,8 @@ impl FlowTable {
 
     /// Ends the trace: hands out all open flows as they are, in the order in which they began.
     pub fn finish(&mut self, now: Timestamp) {
-        for mut next in self.reorder.take_all() {
-            self.fold(&mut next);
-        }
+        self.reorder.end();
+        self.fold_ready();
         self.clock = self.clock.max(now);
         let mut rest = Vec::new();
         for queue in QUEUES {

@@ -44,6 +44,28 @@ fn stories() -> Vec<(Script, Outcome)> {
     ]
 }
 
+/// Records of other flows, the last of a recording, advance the time also where they are left out.
+#[test]
+fn a_flow_that_settles_at_the_end_settles_then_beside_flows_that_are_left_out() {
+    let limits = Limits::default();
+    let settled = at(10_005).saturating_add(limits.settle);
+    let end = settled.saturating_add(limits.reorder / 2);
+    let other = Script::new("10.244.1.9:40000", VIP, Some(EP)).confirm(0).out.remove(0);
+    let finish = |leave_out: bool| {
+        let mut table = FlowTable::new(limits);
+        to_cart().established(10_000).closed(10_005).out.into_iter().for_each(|s| table.observe(s));
+        match leave_out {
+            true => table.pass(end),
+            false => table.observe(Sighting { time: end, ..other.clone() }),
+        }
+        // A file that was cut off ends with the last time that it names, which can be before its last records.
+        table.finish(at(10_100));
+        table.drain_settled().find(|flow| flow.orig.src.socket() == addr(CLIENT)).unwrap().settled
+    };
+    assert_eq!(finish(false), Some(settled));
+    assert_eq!(finish(true), finish(false));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
