@@ -44,6 +44,15 @@ pub(crate) struct Fault {
     pub(crate) domain: Domain,
 }
 
+/// The count of one series.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Total {
+    pub(crate) count: u64,
+    /// Unix time of the last removal of series before this one began: it counts from then, since it may have been one of
+    /// them. `None` if none was removed before.
+    pub(crate) since: Option<Timestamp>,
+}
+
 /// The counts.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counts {
@@ -51,13 +60,15 @@ pub(crate) struct Counts {
     endpoints: bool,
     /// How long the series of a deleted Service or endpoint stay: scrapes and alerts see the last increments.
     keep: Duration,
-    connections: BTreeMap<Started, u64>,
-    faults: BTreeMap<Fault, u64>,
-    unexplained: BTreeMap<Option<ServiceRef>, u64>,
+    connections: BTreeMap<Started, Total>,
+    faults: BTreeMap<Fault, Total>,
+    unexplained: BTreeMap<Option<ServiceRef>, Total>,
     /// Events that the kernel suppressed, by Service; the port is empty.
-    suppressed: BTreeMap<ServiceRef, u64>,
+    suppressed: BTreeMap<ServiceRef, Total>,
     /// Flows without a verdict, because the table was full.
-    evicted: BTreeMap<ServiceRef, u64>,
+    evicted: BTreeMap<ServiceRef, Total>,
+    /// Unix time of the last removal of series.
+    removed: Option<Timestamp>,
     /// Increments that went to [`OTHER`].
     limited: u64,
     /// Since when a Service or its port, or one of their endpoints, is gone and was not counted again.
@@ -90,7 +101,8 @@ impl Counts {
     /// Counts connections that have no counter of their own.
     pub(crate) fn uncounted(&mut self, count: u64) {
         self.limited = self.limited.saturating_add(count);
-        add(&mut self.connections, Started { service: other(), protocol: "".into(), endpoint: None }, count);
+        let key = Started { service: other(), protocol: "".into(), endpoint: None };
+        add(&mut self.connections, key, count, self.removed);
     }
 
     fn add(&mut self, mut key: Started, count: u64) {
@@ -105,7 +117,7 @@ impl Counts {
             // Rules that are stale still lead there.
             self.lives(&key.service, key.endpoint);
         }
-        add(&mut self.connections, key, count);
+        add(&mut self.connections, key, count, self.removed);
     }
 
     /// Counts events of this Service that the kernel suppressed.
@@ -113,13 +125,13 @@ impl Counts {
         let (namespace, name) = (Arc::clone(&service.namespace), Arc::clone(&service.name));
         let service = ServiceRef { namespace, name, port: "".into() };
         let service = self.named(service, count, |counts, key| counts.suppressed.contains_key(key));
-        add(&mut self.suppressed, service, count);
+        add(&mut self.suppressed, service, count, self.removed);
     }
 
     /// Counts flows of this Service port that have no verdict.
     pub(crate) fn evicted(&mut self, service: &ServiceRef, count: u64) {
         let service = self.named(service.clone(), count, |counts, key| counts.evicted.contains_key(key));
-        add(&mut self.evicted, service, count);
+        add(&mut self.evicted, service, count, self.removed);
     }
 
     /// The Service under which these are counted: [`OTHER`] if it `is_known` not yet, and there is no room.
@@ -151,13 +163,13 @@ impl Counts {
             let is_known =
                 |counts: &Self, of: &ServiceRef| counts.unexplained.contains_key(&Some(of.clone()));
             let service = service.map(|service| self.named(service, 1, is_known));
-            add(&mut self.unexplained, service, 1);
+            add(&mut self.unexplained, service, 1, self.removed);
         } else if verdict.is_fault() {
             let key = |service| Fault { service, class: verdict.class, domain: verdict.domain };
             let is_known =
                 |counts: &Self, of: &ServiceRef| counts.faults.contains_key(&key(Some(of.clone())));
             let service = service.map(|service| self.named(service, 1, is_known));
-            add(&mut self.faults, key(service), 1);
+            add(&mut self.faults, key(service), 1, self.removed);
         }
     }
 
@@ -178,29 +190,29 @@ impl Counts {
         self.limited
     }
 
-    pub(crate) fn connections(&self) -> impl Iterator<Item = (&Started, u64)> {
-        self.connections.iter().map(|(key, count)| (key, *count))
+    pub(crate) fn connections(&self) -> impl Iterator<Item = (&Started, Total)> {
+        self.connections.iter().map(|(key, total)| (key, *total))
     }
 
-    pub(crate) fn faults(&self) -> impl Iterator<Item = (&Fault, u64)> {
-        self.faults.iter().map(|(key, count)| (key, *count))
+    pub(crate) fn faults(&self) -> impl Iterator<Item = (&Fault, Total)> {
+        self.faults.iter().map(|(key, total)| (key, *total))
     }
 
-    pub(crate) fn unexplained(&self) -> impl Iterator<Item = (Option<&ServiceRef>, u64)> {
-        self.unexplained.iter().map(|(key, count)| (key.as_ref(), *count))
+    pub(crate) fn unexplained(&self) -> impl Iterator<Item = (Option<&ServiceRef>, Total)> {
+        self.unexplained.iter().map(|(key, total)| (key.as_ref(), *total))
     }
 
     pub(crate) fn suppressed_by_service(&self) -> impl Iterator<Item = (&ServiceRef, u64)> {
-        self.suppressed.iter().map(|(key, count)| (key, *count))
+        self.suppressed.iter().map(|(key, total)| (key, total.count))
     }
 
     pub(crate) fn evicted_by_service(&self) -> impl Iterator<Item = (&ServiceRef, u64)> {
-        self.evicted.iter().map(|(key, count)| (key, *count))
+        self.evicted.iter().map(|(key, total)| (key, total.count))
     }
 
     /// Removes the series of Services, ports and endpoints that are gone, and were not counted, for longer than they are kept.
-    /// Nothing is removed while the objects are not known.
-    pub(crate) fn remove_gone(&mut self, history: &History, now: Timestamp) {
+    /// Nothing is removed while the objects are not known. `unix` is the wall clock.
+    pub(crate) fn remove_gone(&mut self, history: &History, now: Timestamp, unix: Timestamp) {
         if !history.knows(Kind::Service) || !history.knows(Kind::EndpointSlice) {
             return;
         }
@@ -247,11 +259,15 @@ impl Counts {
             let of = |endpoint| gone.get(&(service.clone(), endpoint)).is_some_and(is_over);
             !of(None) && (endpoint.is_none() || !of(endpoint))
         };
+        let before = self.len();
         self.connections.retain(|key, _| stays(&key.service, key.endpoint));
         self.faults.retain(|key, _| key.service.as_ref().is_none_or(|service| stays(service, None)));
         self.unexplained.retain(|key, _| key.as_ref().is_none_or(|service| stays(service, None)));
         self.suppressed.retain(|service, _| stays(service, None));
         self.evicted.retain(|service, _| stays(service, None));
+        if self.len() < before {
+            self.removed = Some(unix);
+        }
         gone.retain(|_, since| !is_over(since));
         self.gone = gone;
     }
@@ -261,7 +277,8 @@ fn other() -> ServiceRef {
     ServiceRef { namespace: "".into(), name: OTHER.into(), port: "".into() }
 }
 
-fn add<K: Ord>(map: &mut BTreeMap<K, u64>, key: K, count: u64) {
-    let total = map.entry(key).or_default();
-    *total = total.saturating_add(count);
+/// Adds to a series, or begins it after the last removal.
+fn add<K: Ord>(map: &mut BTreeMap<K, Total>, key: K, count: u64, removed: Option<Timestamp>) {
+    let total = map.entry(key).or_insert(Total { count: 0, since: removed });
+    total.count = total.count.saturating_add(count);
 }

@@ -145,7 +145,7 @@ fn flows(page: &mut Page<'_>, figures: &Figures) -> fmt::Result {
     let counts = &figures.counts;
     let connections: Vec<_> = counts
         .connections()
-        .map(|(key, count)| (key, key.endpoint.map(|addr| addr.to_string()).unwrap_or_default(), count))
+        .map(|(key, total)| (key, key.endpoint.map(|addr| addr.to_string()).unwrap_or_default(), total.count))
         .collect();
     page.counters(
         "viptrace_connections",
@@ -164,16 +164,16 @@ fn flows(page: &mut Page<'_>, figures: &Figures) -> fmt::Result {
     page.counters(
         "viptrace_faults",
         "Flows with a fault",
-        counts.faults().map(|(key, count)| {
+        counts.faults().map(|(key, total)| {
             let mut labels = of_service(key.service.as_ref());
             labels.extend([("class", key.class.id()), ("domain", key.domain.as_str())]);
-            (labels, count)
+            (labels, total.count)
         }),
     )?;
     page.counters(
         "viptrace_unexplained",
         "Broken flows that no rule explains",
-        counts.unexplained().map(|(service, count)| (of_service(service), count)),
+        counts.unexplained().map(|(service, total)| (of_service(service), total.count)),
     )?;
     page.counter("viptrace_corrected_flows", "Verdicts replaced by a later one", figures.corrected)?;
     page.counter(

@@ -348,7 +348,7 @@ impl Agent {
         figures.watches = cluster::Kind::ALL.map(|kind| status.kind(kind).connected);
         if self.swept.is_none_or(|swept| now.since(swept) >= SWEEP) {
             self.swept = Some(now);
-            figures.counts.remove_gone(&pipeline.cluster().history, now);
+            figures.counts.remove_gone(&pipeline.cluster().history, now, process::wall_clock());
             drop(figures);
             for gap in status.gaps(now) {
                 self.context.log.warn("metadata", &gap);

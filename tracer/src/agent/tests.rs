@@ -178,7 +178,7 @@ fn the_series_of_a_renamed_port_are_removed_later_unless_they_are_counted_again(
     history.mark_known(Kind::EndpointSlice);
     history.apply(at(1), put(Kind::Service, &service("http")));
     let left = |history: &History, minute| {
-        figures.lock().counts.remove_gone(history, at(minute));
+        figures.lock().counts.remove_gone(history, at(minute), at(minute));
         let text = scrape(&figures);
         (values(&text, "viptrace_connections_total").len(), values(&text, "viptrace_faults_total").len())
     };
@@ -225,13 +225,13 @@ fn the_series_of_a_deleted_service_and_of_a_gone_endpoint_are_removed_later() {
         figures.lock().judged(&judged(name, Class::C20));
     }
     let mut history = History::new(Duration::from_hours(2));
-    figures.lock().counts.remove_gone(&history, at(0));
+    figures.lock().counts.remove_gone(&history, at(0), at(0));
     history.mark_known(Kind::Service);
     history.mark_known(Kind::EndpointSlice);
     history.apply(at(1), put(Kind::Service, &service("cart")));
     history.apply(at(1), put(Kind::EndpointSlice, &slice("10.244.1.11")));
     let left = |history: &History, minute| {
-        figures.lock().counts.remove_gone(history, at(minute));
+        figures.lock().counts.remove_gone(history, at(minute), at(minute));
         let text = scrape(&figures);
         (values(&text, "viptrace_connections_total").len(), values(&text, "viptrace_faults_total").len())
     };

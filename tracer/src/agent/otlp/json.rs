@@ -7,7 +7,10 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use crate::{
-    agent::figures::{Figures, Signal},
+    agent::{
+        counts::Total,
+        figures::{Figures, Signal},
+    },
     time::Timestamp,
     verdict::{ServiceRef, Verdict},
 };
@@ -92,9 +95,10 @@ pub(super) fn logs(node: Option<&str>, records: &[String]) -> String {
     )
 }
 
-type Points = Vec<(Value, u64)>;
+type Points = Vec<(Value, Total)>;
 
-/// `ExportMetricsServiceRequest`s with every count.
+/// `ExportMetricsServiceRequest`s with every count. The series of a deleted object are removed, and begin again at zero if it
+/// comes back: then with a start of their own, which is how a receiver knows that they were reset.
 pub(super) fn metrics(
     node: Option<&str>,
     figures: &Figures,
@@ -110,37 +114,40 @@ pub(super) fn metrics(
             text("port", &service.port),
         ]
     };
-    let connections = counts.connections().map(|(key, count)| {
+    let connections = counts.connections().map(|(key, total)| {
         let mut attributes = of(Some(&key.service));
         attributes.push(text("protocol", &key.protocol));
         attributes.extend(key.endpoint.map(|endpoint| text("endpoint", &endpoint.to_string())));
-        (Value::from(attributes), count)
+        (Value::from(attributes), total)
     });
-    let faults = counts.faults().map(|(key, count)| {
+    let faults = counts.faults().map(|(key, total)| {
         let mut attributes = of(key.service.as_ref());
         attributes.push(text("class", key.class.id()));
         attributes.push(text("domain", key.domain.as_str()));
-        (Value::from(attributes), count)
+        (Value::from(attributes), total)
     });
-    let unexplained = counts.unexplained().map(|(service, count)| (Value::from(of(service)), count));
-    let flows = figures.by_result().map(|(name, count)| (json!([text("result", name)]), count));
+    let unexplained = counts.unexplained().map(|(service, total)| (Value::from(of(service)), total));
+    let flows = figures
+        .by_result()
+        .map(|(name, count)| (json!([text("result", name)]), Total { count, since: None }));
     let all: [(&str, &str, Points); 4] = [
         ("viptrace.connections", "{connection}", connections.collect()),
         ("viptrace.faults", "{flow}", faults.collect()),
         ("viptrace.unexplained", "{flow}", unexplained.collect()),
         ("viptrace.flows", "{flow}", flows.into()),
     ];
-    let (start, time) = (nanoseconds(started), nanoseconds(now));
+    let time = nanoseconds(now);
     let points = all.into_iter().flat_map(|(name, unit, points)| {
-        points.into_iter().map(move |(attributes, count)| (name, unit, attributes, count))
+        points.into_iter().map(move |(attributes, total)| (name, unit, attributes, total))
     });
     let points: Vec<_> = points.collect();
-    let request = |chunk: &[(&str, &str, Value, u64)]| {
+    let request = |chunk: &[(&str, &str, Value, Total)]| {
         let mut metrics: BTreeMap<(&str, &str), Vec<Value>> = BTreeMap::new();
-        for (name, unit, attributes, count) in chunk {
+        for (name, unit, attributes, total) in chunk {
+            let start = nanoseconds(total.since.unwrap_or(started));
             metrics.entry((name, unit)).or_default().push(json!({
                 "attributes": attributes, "startTimeUnixNano": start, "timeUnixNano": time,
-                "asInt": count.to_string(),
+                "asInt": total.count.to_string(),
             }));
         }
         let metrics: Vec<Value> = metrics
@@ -171,8 +178,44 @@ pub(super) fn rejected(signal: Signal, answer: &[u8]) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
-    use crate::{class::Class, report::fixture};
+    use crate::{
+        agent::counts::Counts,
+        class::Class,
+        cluster::{History, Kind},
+        report::fixture,
+    };
+
+    /// A Service that is deleted, and comes back after its series were removed.
+    #[test]
+    fn a_series_that_begins_again_has_a_later_start() {
+        let at = Timestamp::from_unix_secs;
+        let mut history = History::new(Duration::from_hours(2));
+        history.mark_known(Kind::Service);
+        history.mark_known(Kind::EndpointSlice);
+        let mut figures = Figures { counts: Counts::new(100, true, Duration::ZERO), ..Figures::default() };
+        let starts = |figures: &Figures| -> Vec<String> {
+            let request: Value = serde_json::from_str(&metrics(None, figures, at(1), at(100))[0]).unwrap();
+            let all = request["resourceMetrics"][0]["scopeMetrics"][0]["metrics"].as_array().unwrap();
+            let points = all.iter().filter(|metric| metric["name"] != "viptrace.flows");
+            let points = points.flat_map(|metric| metric["sum"]["dataPoints"].as_array().unwrap());
+            points.map(|point| point["startTimeUnixNano"].as_str().unwrap().to_owned()).collect()
+        };
+        let count = |figures: &mut Figures| {
+            figures.counts.started(&fixture::fault(), 5);
+            figures.counts.failed(&fixture::fault());
+        };
+        count(&mut figures);
+        assert_eq!(starts(&figures), ["1000000000", "1000000000"]);
+        for second in [20, 30] {
+            figures.counts.remove_gone(&history, at(second), at(second));
+        }
+        assert_eq!(figures.counts.len(), 0);
+        count(&mut figures);
+        assert_eq!(starts(&figures), ["30000000000", "30000000000"]);
+    }
 
     #[test]
     fn only_a_flow_that_broke_is_a_warning() {

@@ -207,10 +207,10 @@ async fn verdicts(out: &mut Out<'_>, mut read: ReadHalf<'_>, context: &Context) 
 
 async fn counts(out: &mut Out<'_>, context: &Context) -> io::Result<()> {
     let counts = context.figures.copy().counts;
-    for (key, count) in counts.connections() {
+    for (key, total) in counts.connections() {
         let line = json!({
             "namespace": key.service.namespace, "service": key.service.name, "port": key.service.port,
-            "protocol": key.protocol, "endpoint": key.endpoint, "connections": count,
+            "protocol": key.protocol, "endpoint": key.endpoint, "connections": total.count,
         });
         out.record(&line).await?;
     }
