@@ -418,6 +418,11 @@ impl Agent {
         self.config.borrow().drain.get()
     }
 
+    /// How much of it is left.
+    pub(crate) fn time_left(&self) -> Duration {
+        self.until.map_or_else(|| self.drain_limit(), |until| until.saturating_duration_since(Instant::now()))
+    }
+
     /// The agent was asked to end: it is not ready any more.
     pub(crate) fn draining(&mut self) {
         self.until = Some(Instant::now() + self.drain_limit());
@@ -435,7 +440,8 @@ impl Agent {
 
     /// Closes the last segment, unless the trace did.
     pub(crate) fn close_recording(&mut self, recorded: &mut Recorded, ended: Timestamp) {
-        self.recorder.finish(recorded, End { ended, gaps: Vec::new() });
+        let limit = self.time_left();
+        self.recorder.finish(recorded, End { ended, gaps: Vec::new() }, limit);
     }
 
     /// Sends the last records, and closes the ports and the socket.

@@ -22,7 +22,7 @@ use super::{
 use crate::{
     error::sentence,
     platform,
-    recording::{self, Addresses, End, Finished, Header, Recorded, Recorder},
+    recording::{self, Addresses, CLOSE_LIMIT, End, Finished, Header, Recorded, Recorder},
     time::Timestamp,
 };
 
@@ -222,10 +222,10 @@ impl FlightRecorder {
         notices
     }
 
-    /// Ends the last segment and waits until it is on the disk.
-    pub fn finish(&mut self, recorded: &mut Recorded, end: End) -> Option<Finished> {
+    /// Ends the last segment and waits until it is on the disk, for `limit` at most.
+    pub fn finish(&mut self, recorded: &mut Recorded, end: End, limit: Duration) -> Option<Finished> {
         self.count_events(recorded);
-        let finished = recorded.end(end);
+        let finished = recorded.end(end, limit);
         if let (Some(open), Some(finished)) = (self.open.take(), &finished) {
             let observed = self.events.saturating_sub(open.events_before);
             self.figures.dropped_events += observed.saturating_sub(finished.records);
@@ -274,7 +274,7 @@ impl FlightRecorder {
         let result = self.closed.0.clone();
         let end = End { ended: now, gaps: vec!["the flight recorder began another segment".to_owned()] };
         let close = move || {
-            let finished = file.finish(end);
+            let finished = file.finish(end, CLOSE_LIMIT);
             // The agent may have ended.
             let _ = result.send((finished, observed));
         };

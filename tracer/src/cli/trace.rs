@@ -698,7 +698,13 @@ impl<'a> Trace<'a> {
                 count(left_out, "address")
             ));
         }
-        let recorded = self.pipeline.end(End { ended, gaps: gaps.clone() });
+        let recorded = self.pipeline.end(End { ended, gaps: gaps.clone() }, sink.time_for_disk());
+        if self.options.record.is_none()
+            && let Some(failure) = recorded.as_ref().and_then(|finished| finished.failure.as_ref())
+        {
+            let covered = failure.covered.to_the_millisecond();
+            sink.gap(&format!("the last segment ends at {covered}: {}", failure.error));
+        }
         let note = recorded.zip(self.options.record.as_ref()).map(|(finished, record)| {
             let (note, missing) = record::ended(&record.path, &finished);
             gaps.extend(missing);

@@ -113,4 +113,4 @@ pub(crate) use tape::{IndexState, PART, is_irregular};
 pub use tape::{Tape, Tapes, UnusableFile};
 pub use wanted::{Part, Wanted};
 pub(crate) use writer::Failure;
-pub use writer::{Addresses, CreateError, Finished, Recorder, create};
+pub use writer::{Addresses, CLOSE_LIMIT, CreateError, Finished, Recorder, create};

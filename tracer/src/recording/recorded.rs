@@ -2,7 +2,7 @@
 //!
 //! Owns that every input reaches both or neither. Without a recorder it is only the pipeline.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use super::{End, Failure, Finished, NodeReading, Recorder, Records, item::HookChanged};
 use crate::{
@@ -239,8 +239,8 @@ impl Recorded {
         self.recorder.take()
     }
 
-    /// Ends the recording, if there is one.
-    pub fn end(&mut self, end: End) -> Option<Finished> {
-        Some(self.recorder.take()?.finish(end))
+    /// Ends the recording, if there is one, as [`Recorder::finish`] does.
+    pub fn end(&mut self, end: End, limit: Duration) -> Option<Finished> {
+        Some(self.recorder.take()?.finish(end, limit))
     }
 }

@@ -13,7 +13,7 @@ use bytes::BufMut as _;
 use proptest::{collection::vec, prelude::*, sample::Index};
 
 use super::{
-    Addresses, DamageKind, End, Header, Player, Recorder, Records, Step, create,
+    Addresses, CLOSE_LIMIT, DamageKind, End, Header, Player, Recorder, Records, Step, create,
     frame::{FILE_MAGIC, Frame, FrameKind},
     item::{Assembler, Item, MAX_BODY_BYTES, put_piece},
     reader::{Block, Reader},
@@ -244,6 +244,33 @@ fn overlapping_frames_are_read_in_bounded_time() {
     assert!(begun.elapsed() < std::time::Duration::from_mins(1));
 }
 
+/// A file system that hangs: nothing reads the pipe, which has room for 64 KiB.
+#[test]
+fn the_end_waits_for_the_disk_no_longer_than_it_may() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    let file = File::from(std::os::fd::OwnedFd::from(writer));
+    let mut recorder = Recorder::begin("pipe".as_ref(), file, &header(), Addresses::default()).unwrap();
+    let mut noise = 1_u64;
+    let mut next = || {
+        noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        noise.to_le_bytes()
+    };
+    let mut batch = Records::default();
+    for _ in 0..10_000 {
+        let record: Vec<u8> = std::iter::repeat_with(&mut next).take(6).flatten().collect();
+        assert!(batch.push(&record));
+    }
+    recorder.records(&mut batch);
+    let begun = std::time::Instant::now();
+    let limit = std::time::Duration::from_millis(300);
+    let finished = recorder.finish(End::default(), limit);
+    assert!(begun.elapsed() < CLOSE_LIMIT / 2, "{:?}", begun.elapsed());
+    let failure = finished.failure.unwrap();
+    assert_eq!(failure.error, "the file system did not answer within 0.3 s");
+    // The writer's thread ends with an error.
+    drop(reader);
+}
+
 /// The records in the file of a recorder that was given these.
 fn written(records: &[Vec<u8>], addresses: &Addresses) -> Vec<Vec<u8>> {
     let folder = tempfile::tempdir().unwrap();
@@ -255,7 +282,7 @@ fn written(records: &[Vec<u8>], addresses: &Addresses) -> Vec<Vec<u8>> {
         assert!(batch.push(record));
     }
     recorder.records(&mut batch);
-    assert_eq!(recorder.finish(End::default()).records, records.len() as u64);
+    assert_eq!(recorder.finish(End::default(), CLOSE_LIMIT).records, records.len() as u64);
     let (mut reader, _) = Reader::open(File::open(&path).unwrap()).unwrap();
     let (mut block, mut read) = (Block::default(), Vec::new());
     while reader.next_block(&mut block).unwrap() {

@@ -44,8 +44,8 @@ const QUEUE: usize = 8192;
 const QUEUE_BYTES: usize = 64 << 20;
 /// The longest time from a block's beginning to its writing: the loss when viptrace is killed.
 const FLUSH: Duration = Duration::from_secs(1);
-/// How long the end of the trace waits for the disk.
-const CLOSE_LIMIT: Duration = Duration::from_secs(30);
+/// How long the end of a trace waits for the disk, unless it has less time.
+pub const CLOSE_LIMIT: Duration = Duration::from_secs(30);
 
 /// Why a recording could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -267,27 +267,27 @@ impl Recorder {
         failure
     }
 
-    /// Ends the recording and waits until it has been passed to the disk.
-    pub fn finish(mut self, end: End) -> Finished {
-        let now = self.now;
+    /// Ends the recording and waits until it has been passed to the disk, for `limit` at most.
+    pub fn finish(mut self, end: End, limit: Duration) -> Finished {
+        let (now, begun) = (self.now, Instant::now());
         self.send_dropped();
         if let Some(queue) = self.queue.take() {
             // The writer empties the queue even if the file has failed: this blocks as long as the disk does.
-            let begun = Instant::now();
             let mut message = Message::Item(Box::new(Item::End(Box::new(end))));
             while let Err(TrySendError::Full(again)) = queue.try_send(message) {
-                if begun.elapsed() > CLOSE_LIMIT {
+                if begun.elapsed() > limit {
                     break;
                 }
                 message = again;
                 thread::yield_now();
             }
         }
-        let in_time = self.done.recv_timeout(CLOSE_LIMIT) != Err(RecvTimeoutError::Timeout);
+        let rest = limit.saturating_sub(begun.elapsed());
+        let in_time = self.done.recv_timeout(rest) != Err(RecvTimeoutError::Timeout);
         let mut finished = self.outcome();
         finished.dropped = self.dropped_in_all;
         if !in_time && finished.failure.is_none() {
-            let error = format!("the file system did not answer within {} s", CLOSE_LIMIT.as_secs());
+            let error = format!("the file system did not answer within {:.1} s", limit.as_secs_f64());
             finished.failure = Some(Failure { covered: now, error });
         }
         finished

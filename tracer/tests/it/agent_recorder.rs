@@ -84,7 +84,7 @@ impl Writer {
     /// Ends the last segment, waits for the others, and returns the last figures.
     fn end(mut self) -> RecorderFigures {
         let end = viptrace::recording::End { ended: self.now, gaps: Vec::new() };
-        self.recorder.finish(&mut self.recorded, end);
+        self.recorder.finish(&mut self.recorded, end, PATIENCE);
         self.recorder.wait(Instant::now() + PATIENCE);
         self.recorder.figures().clone()
     }

@@ -25,8 +25,8 @@ use viptrace::{
         capture::{Capture, Kind},
     },
     recording::{
-        Addresses, BYTE_ORDER, End, FORMAT, Header, Player, RECORD_LAYOUT, Recorded, Recorder, Records, Step,
-        create,
+        Addresses, BYTE_ORDER, CLOSE_LIMIT, End, FORMAT, Header, Player, RECORD_LAYOUT, Recorded, Recorder,
+        Records, Step, create,
     },
     session::{Detail, Judgements, Pipeline},
     time::Timestamp,
@@ -474,7 +474,7 @@ impl Live {
         }
         self.judge_all();
         let end = End { ended: self.now, gaps: vec!["nothing but a test".to_owned()] };
-        (self.lines, self.recorded.end(end).unwrap())
+        (self.lines, self.recorded.end(end, CLOSE_LIMIT).unwrap())
     }
 }
 

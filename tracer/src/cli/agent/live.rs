@@ -173,6 +173,10 @@ impl Sink for AgentSink<'_> {
         self.agent.log().info("kernel", text);
     }
 
+    fn time_for_disk(&self) -> Duration {
+        self.agent.time_left()
+    }
+
     fn services_refused(&mut self, count: u64, text: &str) -> anyhow::Result<()> {
         self.agent.services_refused(count);
         if count > 0 {

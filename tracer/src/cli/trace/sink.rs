@@ -1,6 +1,6 @@
 //! The receiver of a trace's results: the report of `viptrace trace`, or the agent.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::record;
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
     },
     incident::Found,
     kernel::tracer::Tracer,
-    recording::{Header, Recorded},
+    recording::{CLOSE_LIMIT, Header, Recorded},
     report::{Report, trail},
     session::{Ending, Judgements, Pair, Pipeline},
     time::Timestamp,
@@ -55,6 +55,11 @@ pub(in crate::cli) trait Sink {
 
     /// There was no counter for so many connections.
     fn uncounted(&mut self, count: u64);
+
+    /// How long the end waits for the disk.
+    fn time_for_disk(&self) -> Duration {
+        CLOSE_LIMIT
+    }
 
     /// The end of a turn of the event loop.
     fn turned(

@@ -15,7 +15,7 @@ use proptest::{collection::vec, prelude::*, sample::Index};
 
 use super::*;
 use crate::recording::{
-    Addresses, Recorder, create,
+    Addresses, CLOSE_LIMIT, Recorder, create,
     frame::{FRAME_HEADER_BYTES, Frame, FrameKind},
     records::{Records, unpack},
     tests::copy,
@@ -64,7 +64,10 @@ fn segments() -> &'static [Segment] {
             let now = player.now();
             if player.has_started() && now >= until {
                 if let Some(before) = player.recorded().take_recorder() {
-                    assert_eq!(before.finish(End { ended: now, gaps: Vec::new() }).failure, None);
+                    assert_eq!(
+                        before.finish(End { ended: now, gaps: Vec::new() }, CLOSE_LIMIT).failure,
+                        None
+                    );
                 }
                 let path = folder.path().join(paths.len().to_string());
                 let header = Header { started: now, ..player.header().clone() };
@@ -75,7 +78,7 @@ fn segments() -> &'static [Segment] {
             }
         }
         let now = player.now();
-        assert!(player.recorded().end(End { ended: now, gaps: Vec::new() }).is_some());
+        assert!(player.recorded().end(End { ended: now, gaps: Vec::new() }, CLOSE_LIMIT).is_some());
         let segments: Vec<_> = paths
             .iter()
             .map(|path| {
