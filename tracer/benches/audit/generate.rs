@@ -66,6 +66,7 @@ pub(crate) fn cluster(services: u32) -> Cluster {
             internal_traffic_policy: TrafficPolicy::Cluster,
             affinity: None,
             proxy_name: None,
+            labelled_headless: false,
             publish_not_ready_addresses: false,
             source_ranges: Vec::new(),
             health_check_node_port: None,

@@ -121,6 +121,10 @@ pub const GIVE_CPU: Action = Action::disrupts("give kube-proxy CPU")
 pub const FIND_OLD_ADDRESS: Action =
     Action::reads("find the source of the client's address: a cached name, or its configuration")
         .when("the address belonged to the Service before");
+pub const REMOVE_HEADLESS_LABEL: Action = Action::disrupts(
+    "let kube-proxy serve it: `kubectl -n {NAMESPACE} label service {SERVICE} service.kubernetes.io/headless-`",
+)
+.when("it has a ClusterIP and the label service.kubernetes.io/headless");
 pub const SHOW_SERVICE: Action = Action::reads(service!(" -o yaml")).when("kube-proxy does not serve it");
 // C8.
 pub const LIST_OLD_ENTRIES: Action =

@@ -159,6 +159,7 @@ pub(super) const C5d: Entry = Entry::fault("Service left to another proxy", &[Se
             "give the Service back to kube-proxy: `kubectl -n {NAMESPACE} label service {SERVICE} \
              service.kubernetes.io/service-proxy-name-`",
         ),
+        action::REMOVE_HEADLESS_LABEL,
         action::SHOW_SERVICE,
     ])
     .later(&[Action::reads("label only Services whose proxy runs on every node")])

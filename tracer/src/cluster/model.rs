@@ -266,6 +266,10 @@ pub struct Service {
     pub affinity: Option<Duration>,
     /// Label `service.kubernetes.io/service-proxy-name`: another proxy than kube-proxy serves it (C5d).
     pub proxy_name: Option<Arc<str>>,
+    /// Label `service.kubernetes.io/headless`, with any value. The control plane sets it on `EndpointSlice`s; on a Service
+    /// somebody else set it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub labelled_headless: bool,
     pub publish_not_ready_addresses: bool,
     /// The valid `loadBalancerSourceRanges`; an empty list admits every client.
     pub source_ranges: Vec<Cidr>,

@@ -324,6 +324,7 @@ fn service(
         internal_traffic_policy: policy(spec.internal_traffic_policy),
         affinity,
         proxy_name: labels.remove("service.kubernetes.io/service-proxy-name").map(Into::into),
+        labelled_headless: labels.contains_key("service.kubernetes.io/headless"),
         publish_not_ready_addresses: spec.publish_not_ready_addresses.unwrap_or(false),
         source_ranges: spec
             .load_balancer_source_ranges

@@ -6,6 +6,7 @@
 pub mod audit;
 pub(crate) mod finding;
 pub mod flows;
+mod left_out;
 pub mod path;
 pub mod triage;
 

@@ -14,6 +14,20 @@ impl Release {
         (major > 0).then_some(Self(major, minor))
     }
 
+    /// Whether kube-proxy leaves out every Service with the label `service.kubernetes.io/headless`, whatever its `ClusterIP`
+    /// is: its informers of Services and of `EndpointSlice`s shared one label selector until kubernetes/kubernetes#134623,
+    /// written after 1.34. `None` if the release is unknown or may be on either side.
+    pub(crate) fn leaves_out_headless_label(release: Option<Self>) -> Option<bool> {
+        let release = release?;
+        if release <= Self(1, 34) {
+            Some(true)
+        } else if release >= Self(1, 36) {
+            Some(false)
+        } else {
+            None
+        }
+    }
+
     /// The number of minor versions by which a kube-proxy or kubelet of this release may be older than the API server; it
     /// may never be newer (kubernetes.io/releases/version-skew-policy).
     pub(crate) fn allowed_behind(self) -> i64 {

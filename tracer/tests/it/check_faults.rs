@@ -1,11 +1,11 @@
 //! The check finds each fault cut into the capture of a healthy node, and nothing else.
 use crate::{
     check_captures::ON_WORKER_1,
-    check_support::{Gathered, named, only, says},
+    check_support::{Gathered, faults, name, named, only, says},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use viptrace::{
-    class::Class,
+    class::{Class, Confidence},
     diagnosis::triage::{CheckReport, Level, compare, procedures::Outcome},
 };
 
@@ -205,7 +205,7 @@ fn a_missing_kube_proxy_is_found_with_its_remaining_rules() {
 fn a_crashing_pod_and_an_incomplete_daemon_set_are_found() {
     let node = node();
     node.edit("cluster/pods.json", |text| {
-        let mut pods: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let mut pods: Value = serde_json::from_str(&text).unwrap();
         for pod in pods["items"].as_array_mut().unwrap() {
             if pod["metadata"]["name"] == "kube-proxy-w1" {
                 pod["status"]["conditions"] = json!([{"type": "Ready", "status": "False"}]);
@@ -410,7 +410,7 @@ fn node_ports_without_an_address_are_found() {
 fn a_node_that_is_not_ready_is_found() {
     let node = node();
     node.edit("cluster/nodes.json", |text| {
-        let mut nodes: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let mut nodes: Value = serde_json::from_str(&text).unwrap();
         for item in nodes["items"].as_array_mut().unwrap() {
             item["status"]["conditions"] =
                 json!([{"type": "Ready", "status": "Unknown"}, {"type": "MemoryPressure", "status": "True"}]);
@@ -507,4 +507,66 @@ fn another_nodes_check_shows_what_differs() {
     assert_eq!(what, ["finding C32", "sysctl: net.ipv4.ip_forward"]);
     assert_eq!((differences[1].here.as_deref(), differences[1].there.as_deref()), (Some("0"), Some("1")));
     assert!(compare::Saved::parse("{}").is_err() && compare::Saved::parse("[]").is_err());
+}
+
+/// kube-proxy of 1.34 and older leaves out what has the label, and of 1.36 and newer only what has no `ClusterIP`.
+#[test]
+fn a_service_with_a_cluster_ip_that_is_labelled_as_headless_has_no_rules_by_design() {
+    const LABEL: &str = "service.kubernetes.io/headless";
+    let checked = |version: &str, label: bool| {
+        let node = node();
+        node.edit("node/metrics.txt", |text| text.replace("v0.0.0-master+$Format:%H$", version));
+        // A copy of cart that no rule has.
+        for list in ["services", "endpointslices"] {
+            node.edit(&format!("cluster/{list}.json"), |text| {
+                let mut list: Value = serde_json::from_str(&text).unwrap();
+                let items = list["items"].as_array_mut().unwrap();
+                let of_cart = |item: &&Value| {
+                    item["metadata"]["namespace"] == "shop"
+                        && (item["metadata"]["name"] == "cart"
+                            || item["metadata"]["labels"]["kubernetes.io/service-name"] == "cart")
+                };
+                let mut copy = items.iter().find(of_cart).unwrap().clone();
+                copy["metadata"]["name"] = "copy".into();
+                if copy["spec"].is_object() {
+                    copy["spec"]["clusterIP"] = "10.96.77.77".into();
+                    copy["spec"]["clusterIPs"] = json!(["10.96.77.77"]);
+                    copy["metadata"]["labels"] = if label { json!({LABEL: ""}) } else { json!({}) };
+                } else {
+                    copy["metadata"]["labels"]["kubernetes.io/service-name"] = "copy".into();
+                }
+                items.push(copy);
+                list.to_string()
+            });
+        }
+        node
+    };
+    let missing = |report: &CheckReport| faults(report).contains(&"C5e shop/copy".to_owned());
+    for version in ["v1.31.4", "v1.36.0"] {
+        assert!(missing(&checked(version, false).check()), "{version}");
+    }
+    assert!(missing(&checked("v1.36.0", true).check()));
+    for (version, confidence) in [("v1.31.4", Confidence::High), ("v1.35.0", Confidence::Medium)] {
+        let node = checked(version, true);
+        for report in [node.check(), node.check_service("shop", "copy")] {
+            assert!(!faults(&report).iter().any(|name| name.contains("copy")), "{:#?}", report.findings);
+            let finding = only(&report, Class::C5d);
+            assert_eq!(name(finding), "C5d shop/copy");
+            assert_eq!((finding.level, finding.confidence), (Level::Note, confidence), "{version}");
+            assert!(says(finding, LABEL), "{finding:#?}");
+        }
+    }
+    // Without a ClusterIP the label says what the Service is.
+    let node = node();
+    node.edit("cluster/services.json", |text| {
+        let mut list: Value = serde_json::from_str(&text).unwrap();
+        for item in list["items"].as_array_mut().unwrap() {
+            if item["metadata"]["name"] == "db" {
+                item["metadata"]["labels"] = json!({LABEL: ""});
+            }
+        }
+        list.to_string()
+    });
+    let report = node.check_service("shop", "db");
+    assert_eq!(report.findings.iter().map(name).collect::<Vec<_>>(), ["C27 shop/db"]);
 }

@@ -14,7 +14,7 @@ use std::{
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 
 /// The rooms, from the lowest to the highest. The first lines of a room's module state its purpose.
-const ROOMS: [&str; 28] = [
+const ROOMS: [&str; 29] = [
     "error",
     "parse",
     "text",
@@ -30,6 +30,7 @@ const ROOMS: [&str; 28] = [
     "rules",
     "node",
     "diagnosis::finding",
+    "diagnosis::left_out",
     "diagnosis::audit",
     "diagnosis::path",
     "diagnosis::flows",

@@ -294,6 +294,23 @@ fn c5d_a_service_of_another_proxy() {
     assert_eq!(world.verdict(untranslated().silent(60_000), 70_000).class, Class::C5d);
 }
 
+/// kube-proxy of 1.34 and older leaves out what has the label, and of 1.36 and newer only what has no `ClusterIP`.
+#[test]
+fn c5d_a_service_with_a_cluster_ip_that_is_labelled_as_headless() {
+    for (version, class, confidence) in [
+        ("v1.31.4", Class::C5d, Confidence::High),
+        ("unknown", Class::C5d, Confidence::Medium),
+        ("v1.36.0", Class::C5, Confidence::High),
+    ] {
+        let mut world = World::new();
+        world.shop.cart.labelled_headless = true;
+        world.node.version = version;
+        world.node.rules = Rules::Vip(RuleEffect::Missing);
+        let verdict = world.verdict(untranslated().silent(60_000), 70_000);
+        assert_eq!((verdict.class, verdict.confidence), (class, confidence), "{version:?}: {verdict:#?}");
+    }
+}
+
 #[test]
 fn c16_the_table_is_full() {
     let mut world = World::new();

@@ -18,6 +18,7 @@ use crate::{
         Address, History, Kind, Membership, Via,
         model::{Service, ServicePort, ServiceType},
     },
+    diagnosis::left_out::LeftOut,
     net::Family,
     node::{ProxyMode, Release},
     rules::{AddressRange, Frontend, Origin},
@@ -34,7 +35,7 @@ pub struct Expected {
     pub gaps: Vec<String>,
     /// When a Service gave up each former address or port, to name leftovers.
     pub(super) gone: BTreeMap<Frontend, (Arc<str>, Timestamp)>,
-    /// Frontends that may have rules and need none: those of another proxy (C5d), and those of a load balancer that is a
+    /// Frontends that may have rules and need none: those of a Service that is left out (C5d), and those of a load balancer that is a
     /// proxy.
     pub(super) others: BTreeSet<Frontend>,
     /// The addresses of all Services, whether or not they have a port that kube-proxy serves.
@@ -145,7 +146,7 @@ impl Expected {
                 if !service.cluster_ips.iter().any(|ip| Family::of(*ip) == family) {
                     continue;
                 }
-                if service.proxy_name.is_some() {
+                if LeftOut::of(service, context.release).is_some() {
                     self.others.extend(frontends.iter().map(|known| known.frontend));
                     continue;
                 }

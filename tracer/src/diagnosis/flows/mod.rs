@@ -189,7 +189,7 @@ const RULES: [FlowRule; 46] = [
     // Another node's rules on this machine (kind) refuse in their own namespace, as the next rule's firewalls do.
     rule!(no_endpoints::refused, &[Class::C20, Class::N19]),
     rule!(network_policy::prohibited, &[Class::C30]),
-    rule!(service_config::other_proxy, &[Class::C5d]),
+    rule!(service_config::left_out, &[Class::C5d]),
     rule!(service_config::source_ranges, &[Class::C23]),
     rule!(ipvs::no_destination, &[Class::C12, Class::C21, Class::C22, Class::C5]),
     rule!(iptables_sync::refused, &[Class::C4, Class::C5]),

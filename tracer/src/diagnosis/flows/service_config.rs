@@ -1,4 +1,5 @@
-//! The Service differs from the client's assumption: wrong port (C5c), another proxy (C5d), a Local policy without a
+//! The Service differs from the client's assumption: wrong port (C5c), a label that makes kube-proxy
+//! leave it out (C5d), a Local policy without a
 //! local endpoint (C21, C22), no address at all (C27); and hints that narrow its endpoints (C25).
 
 use std::net::SocketAddr;
@@ -7,6 +8,7 @@ use super::{Case, Context, Finding, text::length};
 use crate::{
     class::{Class, Confidence, Severity, action},
     cluster::{Key, Usable, Via},
+    diagnosis::left_out::LeftOut,
     flow::{Decision, Flow, Outcome},
     net::Family,
     node::{ProxyMode, Release, RuleEffect},
@@ -169,27 +171,43 @@ pub(super) fn with_affinity(case: &Case<'_>, finding: Finding) -> Finding {
 }
 
 /// C5d.
-/// Mechanism: the label `service.kubernetes.io/service-proxy-name` makes kube-proxy ignore the Service.
+/// Mechanism: the label `service.kubernetes.io/service-proxy-name` makes kube-proxy ignore the Service, and so does
+/// `service.kubernetes.io/headless` in older releases.
 /// For: the label, and no translation. Against: nothing here; the other proxy may be at fault.
-pub(super) fn other_proxy(case: &Case<'_>) -> Option<Finding> {
-    let proxy = case.vip.service.proxy_name.as_ref()?;
+pub(super) fn left_out(case: &Case<'_>) -> Option<Finding> {
+    let left_out = LeftOut::of(case.vip.service, case.ctx.node.release())?;
     let is_unserved = case.failed() && !case.was_answered();
     if case.endpoint.is_some() || !(is_unserved || case.outcome == Outcome::Pending && case.untranslated()) {
         return None;
     }
-    Some(
-        case.finding(
-            Class::C5d,
-            format_args!(
-                "kube-proxy leaves {} to the proxy \"{proxy}\", which did not serve it on this node",
-                case.name()
+    let finding = match left_out {
+        LeftOut::ToProxy(proxy) => case
+            .finding(
+                Class::C5d,
+                format_args!(
+                    "kube-proxy leaves {} to the proxy \"{proxy}\", which did not serve it on this node",
+                    case.name()
+                ),
+            )
+            .api(
+                None,
+                format_args!("the Service has the label service.kubernetes.io/service-proxy-name={proxy}"),
             ),
-        )
-        .api(
-            None,
-            format_args!("the Service has the label service.kubernetes.io/service-proxy-name={proxy}"),
-        ),
-    )
+        LeftOut::Headless { .. } => case
+            .finding(
+                Class::C5d,
+                format_args!("kube-proxy ignores {}, which is labelled as headless", case.name()),
+            )
+            .api(
+                None,
+                "the Service has the label service.kubernetes.io/headless, and a ClusterIP nevertheless",
+            )
+            .now(&[action::REMOVE_HEADLESS_LABEL, action::SHOW_SERVICE]),
+    };
+    Some(match left_out.unknown() {
+        Some(what) => finding.confidence(Confidence::Medium).unobserved(what),
+        None => finding,
+    })
 }
 
 /// C23.

@@ -15,6 +15,7 @@ use foldhash::HashMap;
 use super::{Surroundings, bounded, health_checks::Visitors, probes::Rhythms};
 use crate::{
     cluster::{Address, Via, Vip},
+    diagnosis::left_out::LeftOut,
     flow::{Answer, Decision, Flow},
     net::Protocol,
     time::Timestamp,
@@ -157,7 +158,7 @@ impl Translations {
     fn note_untranslated(&mut self, vip: &Vip<'_>, decision: &Decision, around: &Surroundings<'_>) {
         let usable = || around.cluster.usable(vip, around.node_name, decision.time);
         if decision.confirmed.is_some()
-            && vip.service.proxy_name.is_none()
+            && LeftOut::of(vip.service, around.node.release()).is_none()
             && usable().is_some_and(|usable| usable.count > 0)
         {
             *bounded::entry(&mut self.untranslated, MAX_SERVICES, vip.addr).or_default() = decision.time;

@@ -294,9 +294,9 @@ const fn cure(trouble: Trouble) -> Option<Action> {
 fn unheard(facts: &Facts, queued: f64) -> Option<(String, Option<Timestamp>)> {
     let history = facts.services()?;
     let now = facts.now()?;
-    let proxied = history.services().filter(|service| {
-        !service.headless && service.proxy_name.is_none() && !service.cluster_ips.is_empty()
-    });
+    let proxied = history
+        .services()
+        .filter(|service| !service.headless && facts.serves(service) && !service.cluster_ips.is_empty());
     let changed = proxied
         .filter_map(|service| Some((history.endpoints_changed(&service.key, Timestamp::MAX)?, service)));
     let (at, service) = changed.max_by_key(|(at, _)| *at)?;

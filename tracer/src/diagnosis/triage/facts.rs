@@ -13,8 +13,9 @@ use crate::{
     cluster::{
         History, Kind as ObjectKind,
         folder::{self, Warning},
-        model::Node,
+        model::{Node, Service},
     },
+    diagnosis::left_out::LeftOut,
     net::Family,
     node::{
         Gap, ProxyMode, Reason, Snapshot,
@@ -195,6 +196,11 @@ impl Facts {
             }
             Some(false) | None => self.node.served_elsewhere(),
         }
+    }
+
+    /// Whether kube-proxy does not leave this Service out because of a label.
+    pub(super) fn serves(&self, service: &Service) -> bool {
+        LeftOut::of(service, self.node.release()).is_none()
     }
 
     fn knows(&self, kind: ObjectKind) -> bool {

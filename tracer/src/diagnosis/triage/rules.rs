@@ -114,7 +114,7 @@ fn none(facts: &Facts, findings: &mut Vec<Finding>) {
     let mode = facts.node.mode;
     let rules = mode.map_or_else(|| facts.node.proxy_rules.any(), |mode| facts.node.has_rules_of(mode));
     let serves = facts.services().is_none_or(|history| {
-        history.services().any(|service| !service.cluster_ips.is_empty() && service.proxy_name.is_none())
+        history.services().any(|service| !service.cluster_ips.is_empty() && facts.serves(service))
     });
     // Rules of a family that were not read are not missing: an IPv6-only cluster has none in IPv4's lists.
     let families = facts.families();
@@ -214,7 +214,7 @@ fn ipvs_device(facts: &Facts, findings: &mut Vec<Finding>) {
     }
     let Some(history) = facts.services() else { return };
     let virtual_servers = facts.node.rules.servers.as_deref().unwrap_or_default();
-    for service in history.services().filter(|service| !service.headless && service.proxy_name.is_none()) {
+    for service in history.services().filter(|service| !service.headless && facts.serves(service)) {
         let missing: Vec<String> = service
             .cluster_ips
             .iter()

@@ -13,7 +13,7 @@ use crate::{
         History, NoEndpointsReason, Vip,
         model::{AddressType, Service, ServicePort, ServiceType, TrafficPolicy, Via},
     },
-    diagnosis::audit,
+    diagnosis::{audit, left_out::LeftOut},
     net::Family,
     node::{ProxyMode, Release, Snapshot},
     text::word,
@@ -32,8 +32,13 @@ pub(super) fn judge(facts: &Facts, scope: &Scope, findings: &mut Vec<Finding>) {
         if scope.service.is_some() && !asked {
             continue;
         }
-        match proxied(service) {
-            Ok(()) => {
+        let left_out = LeftOut::of(service, facts.node.release());
+        match (left_out, service.without_address()) {
+            // Nobody else may serve it, so that its owner should know.
+            (Some(label @ LeftOut::Headless { .. }), _) => findings.push(ignored(service, label)),
+            (Some(label @ LeftOut::ToProxy(_)), _) if asked => findings.push(ignored(service, label)),
+            (None, Some(why)) if asked => findings.push(not_proxied(service, Class::C27, why)),
+            (None, None) => {
                 no_endpoints(history, service, uses_terminating, findings);
                 if let Some(node) = facts.known_node() {
                     local_policies(history, service, node, &facts.node, findings);
@@ -44,27 +49,41 @@ pub(super) fn judge(facts: &Facts, scope: &Scope, findings: &mut Vec<Finding>) {
                 no_address(service, findings);
                 ranges_without_effect(service, facts.node.mode, findings);
             }
-            Err(why) if asked => findings.push(not_proxied(service, why)),
-            Err(_) => {}
+            _ => {}
         }
     }
     node_port_addresses(facts, history, scope, findings);
 }
 
-/// Whether kube-proxy serves the Service; the error is the reason if it does not.
-fn proxied(service: &Service) -> Result<(), (Class, &'static str)> {
-    if service.proxy_name.is_some() {
-        return Err((
-            Class::C5d,
-            "its label service.kubernetes.io/service-proxy-name gives it to another proxy",
-        ));
+/// C5d: a label makes kube-proxy leave the Service out.
+fn ignored(service: &Service, left_out: LeftOut<'_>) -> Finding {
+    let LeftOut::Headless { is_certain } = left_out else {
+        let why = "its label service.kubernetes.io/service-proxy-name gives it to another proxy";
+        return not_proxied(service, Class::C5d, why);
+    };
+    let key = &service.key;
+    let why =
+        "its label service.kubernetes.io/headless makes kube-proxy ignore it, though it has a ClusterIP";
+    let finding = if is_certain {
+        not_proxied(service, Class::C5d, why)
+    } else {
+        not_served(service, Class::C5d, format!("kube-proxy may not serve {key}: {why} up to 1.34"), why)
+            .confidence(Confidence::Medium)
+    };
+    let finding = finding.now(&[action::REMOVE_HEADLESS_LABEL, action::SHOW_SERVICE]);
+    match left_out.unknown() {
+        Some(what) => finding.unobserved(what),
+        None => finding,
     }
-    service.without_address().map_or(Ok(()), |why| Err((Class::C27, why)))
 }
 
-fn not_proxied(service: &Service, (class, why): (Class, &str)) -> Finding {
+fn not_proxied(service: &Service, class: Class, why: &str) -> Finding {
+    not_served(service, class, format!("kube-proxy does not serve {}: {why}", service.key), why)
+}
+
+fn not_served(service: &Service, class: Class, detail: String, why: &str) -> Finding {
     let key = &service.key;
-    Finding::new(class, format!("kube-proxy does not serve {key}: {why}"))
+    Finding::new(class, detail)
         .level(Level::Note)
         .severity(Severity::None)
         .service(key, "*")

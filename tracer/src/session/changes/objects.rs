@@ -150,6 +150,10 @@ impl Found<'_> {
         let (was, is) = (&before.publish_not_ready_addresses, &after.publish_not_ready_addresses);
         fields.compare("publishNotReadyAddresses", was, is, bool::to_string);
         fields.compare("proxy", &before.proxy_name, &after.proxy_name, |it| joined(it));
+        let (was, is) = (before.labelled_headless, after.labelled_headless);
+        fields.compare("label service.kubernetes.io/headless", &was, &is, |it| {
+            if *it { "set" } else { "not set" }.to_owned()
+        });
         fields.compare("externalName", &before.external_name, &after.external_name, |it| joined(it));
         if let Some(changed) = fields.in_words() {
             let text = format!("Service {} {changed}", after.key);
