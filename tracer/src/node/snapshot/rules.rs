@@ -123,12 +123,21 @@ impl Reader<'_> {
     }
 
     fn iptables(&mut self, family: Family, [plain, nft, legacy]: [Kind; 3]) {
+        let hint = |writer| iptables::Hint { family: Some(family), writer };
+        let legacy =
+            self.parse(legacy, |text| iptables::parse_whole(text, hint(Some(Writer::IptablesLegacy))));
+        // kube-proxy writes to one backend. Where its rules were read in one, what the list of the other lacks is not its.
+        let is_in_legacy = legacy.as_ref().is_some_and(leads_to_services);
         let mut parse = |kind, writer| {
-            let hint = iptables::Hint { family: Some(family), writer };
-            self.parse(kind, |text| iptables::parse_whole(text, hint))
+            self.parse(kind, |text| {
+                let beside = is_in_legacy.then(|| iptables::parse_beside(text, hint(writer)));
+                match beside {
+                    Some(Ok(rules)) if !leads_to_services(&rules) => Ok(rules),
+                    _ => iptables::parse_whole(text, hint(writer)),
+                }
+            })
         };
         let nft = parse(nft, Some(Writer::IptablesNft));
-        let legacy = parse(legacy, Some(Writer::IptablesLegacy));
         // The plain name is one of the two backends: it may add rules to the other's list.
         let plain = if nft.is_none() {
             parse(plain, legacy.as_ref().map(|_| Writer::IptablesNft)).filter(|plain| {
@@ -275,6 +284,13 @@ impl Snapshot {
 /// Chains that kube-proxy creates for Services in iptables mode. IPVS mode has none of them.
 fn service_chains(rules: &Ruleset) -> usize {
     count_service_chains(rules, |_| true)
+}
+
+/// Whether kube-proxy's chain of all Services has rules, as in iptables and ipvs mode, or chains of Services are left.
+fn leads_to_services(rules: &Ruleset) -> bool {
+    let chains = rules.tables.iter().filter(|table| &*table.name == "nat").flat_map(|table| &table.chains);
+    let mut shared = chains.filter(|chain| &*chain.name == "KUBE-SERVICES");
+    service_chains(rules) > 0 || shared.any(|chain| !chain.rules.is_empty())
 }
 
 /// Whether a chain that all Services share has a rule for an address of one. IPVS mode names Services in sets.

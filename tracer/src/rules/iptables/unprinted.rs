@@ -5,7 +5,10 @@
 //! kube-proxy's image newer than the host's iptables, the host lists a KUBE-POSTROUTING that masquerades nothing, a KUBE-FIREWALL
 //! that drops everything, and Services without ports. The ports cannot be restored, so such a list is refused.
 
-use crate::rules::{Rule, Ruleset, Step, Table, Verdict};
+use crate::{
+    net::Family,
+    rules::{Rule, Ruleset, Step, Table, Verdict},
+};
 
 /// The releases in nft mode that do not print all conditions: from 1.8.0, the first with this mode, until before 1.8.8.
 const FIRST_IN_NFT_MODE: [u32; 3] = [1, 8, 0];
@@ -26,6 +29,15 @@ pub(super) fn leaves_out(generated: &str) -> Option<&str> {
 pub(super) fn table(comment: &str) -> Option<&'static str> {
     let named = comment.strip_prefix("Table `")?.strip_suffix("' is incompatible, use 'nft' tool.")?;
     ["nat", "filter"].into_iter().find(|table| *table == named)
+}
+
+/// Why the table is not in the list.
+pub(super) fn why(table: &str, family: Family) -> String {
+    format!(
+        "iptables cannot print the table {table}, in which another program has rules of its own: `nft list table {family} \
+         {table}` lists it",
+        family = if family == Family::Ipv4 { "ip" } else { "ip6" }
+    )
 }
 
 /// Whether conditions are missing: KUBE-POSTROUTING returns without one before it masquerades, which kube-proxy never writes.
