@@ -5,6 +5,7 @@
 
 use std::{
     borrow::Cow,
+    collections::BTreeSet,
     fmt::{self, Display, Write as _},
     time::Duration,
 };
@@ -123,6 +124,16 @@ pub fn list(names: &[impl AsRef<str>]) -> String {
     match names.as_slice() {
         [first @ .., last] if !first.is_empty() => format!("{} and {last}", first.join(", ")),
         names => names.concat(),
+    }
+}
+
+/// `a, b and c`; of many names the first and the number of the others.
+pub(crate) fn shortened(names: &BTreeSet<&str>) -> String {
+    const SHOWN: usize = 8;
+    let first: Vec<String> = names.iter().take(SHOWN).map(|name| (*name).to_owned()).collect();
+    match names.len().checked_sub(SHOWN) {
+        None | Some(0) => list(&first),
+        Some(more) => format!("{} and {more} more", first.join(", ")),
     }
 }
 

@@ -43,6 +43,7 @@ pub(super) fn run(options: &PathOptions, mut printer: Printer) -> anyhow::Result
 fn find(options: &PathOptions, capture: &Capture) -> anyhow::Result<Journey> {
     // The process ends with the answer. Freeing every rule and object first would take longer than printing.
     let mut facts = ManuallyDrop::new(Facts::read(capture));
+    audit::require_node(&facts, options.from.as_deref(), options.node.as_deref())?;
     let knows_rules = Family::ALL.map(|family| facts.node.knows_rules(family));
     let unread = Family::ALL.map(|family| unread(&facts.node, capture, family));
     let (rules, gaps) = facts.node.take_everyones_rules(capture);

@@ -11,7 +11,7 @@ use crate::{
         History, Key,
         model::{Phase, Pod},
     },
-    text::list,
+    text::shortened,
     time::Timestamp,
 };
 
@@ -133,15 +133,6 @@ pub(crate) fn endpoint_nodes(history: &History, service: &Key, now: Timestamp) -
     let Some(found) = history.service(service, now) else { return BTreeSet::new() };
     let states = found.ports.iter().flat_map(|port| history.endpoints(service, port, now));
     states.filter_map(|state| state.node.map(str::to_owned)).collect()
-}
-
-fn shortened(names: &BTreeSet<&str>) -> String {
-    const SHOWN: usize = 8;
-    let first: Vec<String> = names.iter().take(SHOWN).map(|name| (*name).to_owned()).collect();
-    match names.len().checked_sub(SHOWN) {
-        None | Some(0) => list(&first),
-        Some(more) => format!("{} and {more} more", first.join(", ")),
-    }
 }
 
 #[cfg(test)]

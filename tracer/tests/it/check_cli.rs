@@ -195,6 +195,37 @@ fn a_folder_of_unknown_files_is_an_error_with_a_hint() {
     assert!(said.contains("in 1 file\n") && said.contains("hint: `viptrace capture DIR`"), "{said}");
 }
 
+/// Otherwise the rules of one node would be judged as those of another.
+#[test]
+fn a_node_that_the_folder_does_not_have_is_an_error_with_those_that_it_has() {
+    let node = Gathered::new(&["kube-proxy/worker-1/iptables"]);
+    let from = node.path().display().to_string();
+    let verbs: [&[&str]; 2] = [&["check"], &["path", "10.244.1.10", "10.96.0.1:443"]];
+    let refused = |name: &str| {
+        verbs.map(|verb| {
+            let output = viptrace(&[verb, &["--from", &from, "--node", name]].concat());
+            (output.status.code(), text(&output.stderr))
+        })
+    };
+    for (status, said) in refused("worker-9") {
+        assert_eq!(status, Some(1), "{said}");
+        assert!(said.contains("has no node worker-9: it has ") && said.contains("worker-1"), "{said}");
+        assert!(said.contains("hint: leave out --node"), "{said}");
+    }
+    for (_, said) in refused("worker-1") {
+        assert!(!said.contains("has no node"), "{said}");
+    }
+    // A capture of viptrace says of which node it is.
+    let manifest = r#"{"kind": "viptrace-capture", "format": 1, "viptrace": "0.1.0", "node": "worker-1",
+        "taken": "2026-11-20T23:25:05Z", "taken_ns": 1795217105000000000}"#;
+    node.write("node/viptrace-capture.json", manifest);
+    for (status, said) in refused("worker-2") {
+        assert_eq!(status, Some(1), "{said}");
+        assert!(said.contains("has no node worker-2: it is a capture of worker-1"), "{said}");
+        assert!(said.contains("hint: leave out --node"), "{said}");
+    }
+}
+
 #[test]
 fn capture_refuses_a_folder_that_is_not_its_own() {
     let folder = tempfile::tempdir().unwrap();

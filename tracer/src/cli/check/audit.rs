@@ -3,7 +3,7 @@
 //! Owns the order of steps and the exit status. A live check reads exactly what `viptrace capture` would save, so that
 //! a folder gives the same result as its node.
 
-use std::{fs, mem::ManuallyDrop, path::Path, thread};
+use std::{collections::BTreeSet, fs, mem::ManuallyDrop, path::Path, thread};
 
 use anyhow::Context as _;
 
@@ -16,7 +16,7 @@ use crate::{
         capture::{Capture, Kind as ArtifactKind, folder},
     },
     report::{Output, Printer, check},
-    text::length,
+    text::{length, shortened},
 };
 
 /// Runs the check and prints it.
@@ -27,6 +27,7 @@ pub(in crate::cli) fn run(options: &CheckOptions, mut printer: Printer) -> anyho
     let facts = ManuallyDrop::new(Facts::read(&capture));
     let scope =
         Scope { service: options.service.as_ref().map(|(namespace, name)| Key::new(namespace, name)) };
+    require_node(&facts, options.from.as_deref(), options.node.as_deref())?;
     require_service(&facts, &scope)?;
     // A folder cannot be read again.
     let first = Reading::of(&facts, &scope);
@@ -95,8 +96,15 @@ pub(in crate::cli) fn read_folder(
     node: Option<&str>,
     printer: &mut Printer,
 ) -> anyhow::Result<Capture> {
-    let read =
-        folder::read(dir, node).hint(|| "`viptrace capture DIR` makes such a folder on a node".to_owned())?;
+    let read = folder::read(dir, node);
+    let is_of_others = matches!(read, Err(folder::FolderError::OtherNode { .. }));
+    let read = read.hint(|| {
+        if is_of_others {
+            "leave out --node, or name a node that the folder has".to_owned()
+        } else {
+            "`viptrace capture DIR` makes such a folder on a node".to_owned()
+        }
+    })?;
     for warning in &read.warnings {
         printer.warn(warning);
     }
@@ -109,6 +117,24 @@ fn read_saved(path: &Path) -> anyhow::Result<Saved> {
         Saved::parse(&text).map_err(|why| anyhow::anyhow!("{} is not a saved check: {why}", path.display()))
     });
     parsed.hint(|| "`viptrace check --save FILE` on the other node makes one".to_owned())
+}
+
+/// Fails if the cluster of a folder does not have the node that was named: another one would be judged instead.
+pub(in crate::cli) fn require_node(
+    facts: &Facts,
+    from: Option<&Path>,
+    node: Option<&str>,
+) -> anyhow::Result<()> {
+    let (Some(dir), Some(node)) = (from, node) else { return Ok(()) };
+    let Some(history) = facts.history.as_ref().filter(|history| history.knows(Kind::Node)) else {
+        return Ok(());
+    };
+    let names: BTreeSet<&str> = history.nodes().map(|node| &*node.key.name).collect();
+    if names.is_empty() || names.contains(node) {
+        return Ok(());
+    }
+    Err(anyhow::anyhow!("{} has no node {node}: it has {}", dir.display(), shortened(&names)))
+        .hint(|| "leave out --node, or name a node that the folder has".to_owned())
 }
 
 /// Fails if the Service does not exist.

@@ -4,6 +4,7 @@
 //! missing ones. Only a folder without any usable file is an error.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File},
     io::{self, Read as _, Write as _},
     path::{Path, PathBuf},
@@ -13,7 +14,7 @@ use super::{Artifact, Capture, Entry, Kind, MANIFEST, Manifest, manifest::Missin
 use crate::{
     node::gap::Reason,
     platform,
-    text::{self, count},
+    text::{self, count, shortened},
     time::Timestamp,
 };
 
@@ -31,6 +32,8 @@ pub enum FolderError {
         count(*seen, "file")
     )]
     Empty { path: PathBuf, seen: usize },
+    #[error("{path} has no node {node}: it is a capture of {captured}")]
+    OtherNode { path: PathBuf, node: String, captured: String },
     #[error("{path} is not empty and is not a capture of viptrace")]
     Occupied { path: PathBuf },
     #[error("cannot write {path}: {source}")]
@@ -53,7 +56,8 @@ struct Found {
 }
 
 /// Reads every file below `dir`. If there are files of several nodes, those in a folder named `node` count. If there
-/// are still two files of one kind, neither is used, because it is unknown which one is meant.
+/// are still two files of one kind, neither is used, because it is unknown which one is meant. Captures of other nodes
+/// only are an error.
 pub fn read(dir: &Path, node: Option<&str>) -> Result<ReadFolder, FolderError> {
     let mut paths = Vec::new();
     let mut warnings = Vec::new();
@@ -85,10 +89,19 @@ pub fn read(dir: &Path, node: Option<&str>) -> Result<ReadFolder, FolderError> {
     // A file with a kind's name and another form is a damaged file of that kind, if there is no other.
     misfits.retain(|misfit| !found.iter().any(|file: &Found| file.kind == misfit.kind));
     found.append(&mut misfits);
-    let manifest = choose_manifest(&manifests, node);
     if found.is_empty() {
         return Err(FolderError::Empty { path: dir.to_owned(), seen: paths.len() });
     }
+    if let Some(node) = node {
+        let captured: BTreeSet<&str> =
+            manifests.iter().filter_map(|(_, manifest)| manifest.node.as_deref()).collect();
+        let is_here = captured.contains(node) || found.iter().any(|file| is_below(dir, &file.path, node));
+        if !is_here && !captured.is_empty() {
+            let captured = shortened(&captured);
+            return Err(FolderError::OtherNode { path: dir.to_owned(), node: node.to_owned(), captured });
+        }
+    }
+    let manifest = choose_manifest(&manifests, node);
     let mut capture = Capture { node: node.map(str::to_owned), ..Capture::default() };
     if let Some(manifest) = manifest {
         capture.taken = Some(Timestamp::from_unix_ns(manifest.taken_ns));
@@ -101,12 +114,18 @@ pub fn read(dir: &Path, node: Option<&str>) -> Result<ReadFolder, FolderError> {
 
 fn choose_manifest<'m>(manifests: &'m [(PathBuf, Manifest)], node: Option<&str>) -> Option<&'m Manifest> {
     match manifests {
-        [(_, only)] => Some(only),
+        [(_, only)] if node.is_none() || only.node.is_none() => Some(only),
         several => several
             .iter()
             .map(|(_, manifest)| manifest)
             .find(|manifest| node.is_some() && manifest.node.as_deref() == node),
     }
+}
+
+/// Whether the file is in a folder of `dir` with the node's name.
+fn is_below(dir: &Path, file: &Path, node: &str) -> bool {
+    let inside = file.strip_prefix(dir).unwrap_or(file);
+    inside.components().any(|part| part.as_os_str() == node)
 }
 
 /// Moves the files into the capture: one of each kind that belongs to a node.
@@ -115,10 +134,7 @@ fn choose(dir: &Path, mut found: Vec<Found>, capture: &mut Capture, warnings: &m
     let mut newest = None;
     for kind in Kind::ALL {
         let mut of_kind: Vec<Found> = found.extract_if(.., |file| file.kind == kind).collect();
-        let below = |file: &Found| {
-            let inside = file.path.strip_prefix(dir).unwrap_or(&file.path);
-            node.as_deref().is_some_and(|node| inside.components().any(|part| part.as_os_str() == node))
-        };
+        let below = |file: &Found| node.as_deref().is_some_and(|node| is_below(dir, &file.path, node));
         if of_kind.iter().any(below) {
             of_kind.retain(below);
         }
@@ -303,6 +319,27 @@ mod tests {
         assert_eq!(either.capture.text(Kind::ProxyMode), None);
         let why = either.capture.why_missing(Kind::ProxyMode);
         assert!(matches!(why, Some(Reason::Ambiguous { count: 2, .. })), "{why:?}");
+        // Without a manifest nothing says which nodes are in it: the name may be that of the files' node.
+        assert!(read(dir.path(), Some("worker-3")).is_ok());
         assert!(matches!(read(tempfile::tempdir().unwrap().path(), None), Err(FolderError::Empty { .. })));
+    }
+
+    #[test]
+    fn a_capture_of_another_node_is_not_of_the_named_one() {
+        let dir = tempfile::tempdir().unwrap();
+        write(&dir.path().join("a"), &capture(), Timestamp::MIN).unwrap();
+        assert!(read(dir.path(), Some("worker-1")).is_ok());
+        let refused = read(dir.path(), Some("worker-9")).unwrap_err().to_string();
+        assert!(refused.ends_with(" has no node worker-9: it is a capture of worker-1"), "{refused}");
+        let other = Capture { node: Some("worker-2".into()), ..capture() };
+        write(&dir.path().join("b"), &other, Timestamp::MIN).unwrap();
+        let refused = read(dir.path(), Some("worker-9")).unwrap_err().to_string();
+        assert!(refused.ends_with("it is a capture of worker-1 and worker-2"), "{refused}");
+        // Files that another program saved in the folder of the named node are that node's.
+        fs::create_dir_all(dir.path().join("worker-9")).unwrap();
+        fs::write(dir.path().join("worker-9").join("proxyMode.txt"), "iptables").unwrap();
+        let read = read(dir.path(), Some("worker-9")).unwrap().capture;
+        assert_eq!(read.text(Kind::ProxyMode), Some("iptables"));
+        assert_eq!(read.why_missing(Kind::IpsetSave), None, "the gaps of another node's capture");
     }
 }
