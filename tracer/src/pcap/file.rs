@@ -31,6 +31,10 @@ pub enum CaptureError {
     Empty,
     #[error("it is compressed")]
     Compressed,
+    #[error(
+        "it is a pcap or pcapng file that was cut off: it ends within its first header, before any packet"
+    )]
+    Cut,
     #[error("it is neither a pcap nor a pcapng file")]
     Unknown,
     #[error(transparent)]
@@ -41,6 +45,7 @@ impl Hint for CaptureError {
     fn hint(&self) -> Option<String> {
         Some(match self {
             Self::Compressed => "uncompress it first, for example with `gunzip` or `zstd -d`".to_owned(),
+            Self::Cut => "copy it again once the capture has ended".to_owned(),
             Self::Empty | Self::Unknown => "`tcpdump -i any -w FILE` makes one".to_owned(),
             Self::Io(_) => return None,
         })
@@ -125,12 +130,12 @@ pub fn read<R: Read + Send>(
     mut each: impl FnMut(&Packet<'_>),
 ) -> Result<Ending, CaptureError> {
     let mut source = Full(source);
-    let mut start = [0; 4];
+    let mut start = [0; 12];
     let read = source.read(&mut start)?;
     let start = start.get(..read).unwrap_or_default();
     match start {
         [] => return Err(CaptureError::Empty),
-        [0x1f, 0x8b, ..] | [0x28, 0xb5, 0x2f, 0xfd] | [0xfd, b'7', b'z', b'X'] => {
+        [0x1f, 0x8b, ..] | [0x28, 0xb5, 0x2f, 0xfd, ..] | [0xfd, b'7', b'z', b'X'] => {
             return Err(CaptureError::Compressed);
         }
         _ => {}
@@ -139,7 +144,13 @@ pub fn read<R: Read + Send>(
     let mut reader = match create_reader(BUFFER_BYTES, source) {
         Ok(reader) => reader,
         Err(PcapError::ReadError) => return Err(io::Error::other("it cannot be read").into()),
-        Err(_) => return Err(CaptureError::Unknown),
+        Err(_) => {
+            return Err(if is_cut_at_once(start, length) {
+                CaptureError::Cut
+            } else {
+                CaptureError::Unknown
+            });
+        }
     };
     let mut file = File::default();
     let mut capacity = BUFFER_BYTES;
@@ -185,6 +196,25 @@ pub fn read<R: Read + Send>(
             Found::Failed => Some(failed(at)),
         };
         return Ok(file.ending);
+    }
+}
+
+/// Whether a file of `length` bytes, which begins with `start`, ends within pcap's header or within the first block of
+/// pcapng, a section header: its type, its length and the number that shows the byte order, four bytes each.
+fn is_cut_at_once(start: &[u8], length: u64) -> bool {
+    const PCAP_HEADER_BYTES: u64 = 24;
+    match start {
+        [0xa1, 0xb2, 0xc3, 0xd4, ..]
+        | [0xd4, 0xc3, 0xb2, 0xa1, ..]
+        | [0xa1, 0xb2, 0x3c, 0x4d, ..]
+        | [0x4d, 0x3c, 0xb2, 0xa1, ..] => length < PCAP_HEADER_BYTES,
+        [0x0a, 0x0d, 0x0d, 0x0a, a, b, c, d, order @ ..] => match order {
+            [0x4d, 0x3c, 0x2b, 0x1a] => length < u64::from(u32::from_le_bytes([*a, *b, *c, *d])),
+            [0x1a, 0x2b, 0x3c, 0x4d] => length < u64::from(u32::from_be_bytes([*a, *b, *c, *d])),
+            _ => order.len() < 4,
+        },
+        [0x0a, 0x0d, 0x0d, 0x0a, ..] => true,
+        _ => false,
     }
 }
 

@@ -181,10 +181,36 @@ fn a_damaged_length_is_no_cut_file() {
 }
 
 #[test]
+fn a_capture_that_ends_within_its_header_was_cut_off() {
+    for (form, header) in [
+        (Form::Pcap { big: false, nano: false, link: RAW.into() }, 24),
+        (Form::Pcap { big: true, nano: true, link: RAW.into() }, 24),
+        (Form::Pcapng { big: false, link: SLL2 }, 28),
+        (Form::Pcapng { big: true, link: SLL2 }, 28),
+    ] {
+        let whole = refused(form);
+        for length in [4, 7, 11, 13, header - 1] {
+            let (status, _, stderr) = records(&whole[..length]);
+            assert_eq!(status, Some(1));
+            assert!(
+                stderr.contains("was cut off") && stderr.contains("copy it again"),
+                "{form:?} {length}: {stderr}"
+            );
+        }
+        let (status, records, stderr) = records(&whole[..header]);
+        assert_eq!((status, records.len()), (Some(0), 0), "{form:?}: {stderr}");
+    }
+}
+
+#[test]
 fn other_files_are_refused_with_a_hint() {
     for (bytes, text) in [
         (&b""[..], "it is empty"),
         (b"something else entirely, and long enough", "neither a pcap nor a pcapng file"),
+        (
+            b"\n\r\r\n\x1c\0\0\0 no order of bytes, and enough for a header",
+            "neither a pcap nor a pcapng file",
+        ),
         (b"\x1f\x8b\x08\x00 compressed", "gunzip"),
     ] {
         let (status, _, stderr) = records(bytes);
