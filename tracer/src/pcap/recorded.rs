@@ -19,7 +19,7 @@ use crate::{
     cluster::Address,
     net::{Protocol, Tuple},
     recording::{Observed, Sightings, Tape, UnusableFile},
-    session::{Fate, Judged, Judgements},
+    session::{Fate, Judged, Judgements, Pipeline},
     sighting::{Conntrack, Fact},
     text::count,
     time::Timestamp,
@@ -56,8 +56,9 @@ pub struct Recorded {
 pub(super) struct Source {
     pub(super) name: String,
     pub(super) target: Option<String>,
-    /// On the capture's clock, as the end.
+    /// The first time that the wall clock showed during the recording, on the capture's clock.
     pub(super) started: Timestamp,
+    /// The last one.
     pub(super) ended: Timestamp,
     /// How far the capture's clock is ahead of the recording's, if it is another one.
     pub(super) ahead: Option<Ahead>,
@@ -101,7 +102,7 @@ impl Recorded {
             name,
             target: header.target.clone(),
             started: header.started,
-            ended: header.started,
+            ended: Timestamp::MIN,
             ahead: None,
             lost_events: 0,
             is_sampled: false,
@@ -185,8 +186,13 @@ impl Recorded {
     /// Plays the recording that was added last, and keeps the verdicts for the capture's tuples.
     fn add_verdicts(&mut self, tuples: &Tuples, tape: &mut Tape) -> Result<(), UnusableFile> {
         while let Some((judgements, _)) = tape.step()? {
-            self.keep(judgements, tuples);
+            if let Some(player) = tape.player() {
+                self.keep(judgements, tuples, player.pipeline());
+            }
         }
+        // A clock that is set back shows times before the beginning, and one that is set forward shows them early.
+        let mut steps = Vec::new();
+        tape.wall_steps(|step| steps.push(step.at))?;
         let Some(player) = tape.player() else { return Ok(()) };
         let history = &player.pipeline().cluster().history;
         let is_service = |addr: SocketAddr, protocol: Protocol| {
@@ -200,8 +206,13 @@ impl Recorded {
             }
         }
         if let Some(source) = self.recordings.last_mut() {
+            let pipeline = player.pipeline();
             let ended = tape.end().map_or(player.now(), |end| end.ended);
-            source.ended = source.ended.max(ended);
+            let around = steps.iter().flat_map(|at| [at.saturating_sub(Duration::from_nanos(1)), *at]);
+            source.started = pipeline.unix_then(source.started);
+            for shown in around.chain([ended]).map(|at| pipeline.unix_then(at)) {
+                (source.started, source.ended) = (source.started.min(shown), source.ended.max(shown));
+            }
             source.lost_events = player.pipeline().lost_events();
         }
         Ok(())
@@ -260,9 +271,9 @@ impl Recorded {
         self.recordings.iter().filter_map(note).collect()
     }
 
-    fn keep(&mut self, judgements: Judgements, tuples: &Tuples) {
+    fn keep(&mut self, judgements: Judgements, tuples: &Tuples, pipeline: &Pipeline) {
         for judged in judgements.judged {
-            self.keep_verdict(judged, tuples);
+            self.keep_verdict(judged, tuples, pipeline);
         }
         for arrival in judgements.arrivals {
             for protocol in [Protocol::TCP, Protocol::UDP, Protocol::SCTP] {
@@ -274,15 +285,20 @@ impl Recorded {
         }
     }
 
-    fn keep_verdict(&mut self, judged: Judged, tuples: &Tuples) {
+    fn keep_verdict(&mut self, judged: Judged, tuples: &Tuples, pipeline: &Pipeline) {
         let Judged { verdict, last_seen, was_answered, .. } = judged;
+        // The times of a verdict follow the wall clock as it was set when the flow was judged. The capture has each packet's as it
+        // was then.
+        let ahead_ns = pipeline.wall_ahead_ns().unwrap_or_default();
+        let then = |time: Timestamp| pipeline.unix_then(time.shifted(ahead_ns.saturating_neg()));
+        let (started, last_seen) = (then(verdict.flow.started), then(last_seen));
         let flow = &verdict.flow;
         let Some(protocol) = Protocol::from_name(&flow.protocol) else { return };
         let Some(to) = flow.vip.or(flow.endpoint) else { return };
         let orig = Tuple::new(protocol, flow.client, to);
         let after = flow.endpoint.map(|endpoint| Tuple::new(protocol, flow.client, endpoint));
         if let Some(after) = after.filter(|after| *after != orig) {
-            self.translate(flow.started, after, orig, tuples);
+            self.translate(started, after, orig, tuples);
         }
         let key = canonical(orig);
         let is_wanted = tuples.has(orig)
@@ -294,15 +310,13 @@ impl Recorded {
         let recording = self.latest();
         let found = self.verdicts.entry(key).or_default();
         // A later verdict on the same flow replaces the earlier one.
-        let earlier = found
-            .iter_mut()
-            .find(|found| found.recording == recording && found.verdict.flow.started == verdict.flow.started);
+        let earlier = found.iter_mut().find(|found| found.recording == recording && found.started == started);
         if let Some(earlier) = earlier {
             (earlier.verdict, earlier.last_seen) = (verdict, last_seen);
             earlier.was_answered |= was_answered;
         } else if self.kept_verdicts < MAX_VERDICTS && found.len() < MAX_OF_ONE {
             self.kept_verdicts += 1;
-            found.push(Found { started: verdict.flow.started, last_seen, was_answered, verdict, recording });
+            found.push(Found { verdict, started, last_seen, was_answered, recording });
         } else {
             self.left_out += 1;
         }

@@ -261,6 +261,34 @@ fn a_capture_of_another_clock_gets_the_verdicts_of_its_connections() {
     }
 }
 
+/// An export has each packet at the time that the wall clock showed then. The clock of this node was set forward by 20 s, and a
+/// flow that began before was judged after that.
+#[test]
+fn a_capture_has_its_verdicts_where_the_nodes_clock_was_stepped() {
+    let recording = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/two-nodes/node1.viptrace");
+    let recording = recording.to_str().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("node1.pcapng");
+    let run = |args: &[&str]| Command::new(env!("CARGO_BIN_EXE_viptrace")).args(args).output().unwrap();
+    fs::write(&path, run(&["replay", recording, "-o", "pcapng"]).stdout).unwrap();
+    let output = run(&["explain-pcap", path.to_str().unwrap(), "--recording", recording, "-o", "json"]);
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    assert!(stdout.lines().count() > 10, "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(with_verdict(&stdout), stdout.lines().count(), "{stdout}");
+    // The time that was skipped is within the recording, and so is what the clock showed last.
+    for (time_s, is_during) in [(-60, false), (30, true), (240, true), (600, false)] {
+        let began: jiff::Timestamp = "2026-11-23T21:15:45.647Z".parse().unwrap();
+        let ns = u64::try_from(began.as_nanosecond() + i128::from(time_s) * 1_000_000_000).unwrap();
+        let mut writer = Writer::new(Form::Pcap { big: false, nano: true, link: RAW.into() });
+        writer.packet(ns, 0, false, &tcp("10.244.1.2:999", "10.96.95.123:80", "S", 1, 100, 0, b""));
+        fs::write(&path, writer.bytes).unwrap();
+        let output = run(&["explain-pcap", path.to_str().unwrap(), "--recording", recording, "-o", "json"]);
+        let record: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let why = record["not_recorded"].as_str().unwrap();
+        assert_eq!(!why.starts_with("outside the recording's time"), is_during, "{time_s}: {why}");
+    }
+}
+
 #[test]
 fn recordings_may_be_folders_and_each_has_its_own_clock() {
     let nodes = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/two-nodes");
