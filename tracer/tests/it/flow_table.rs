@@ -54,9 +54,10 @@ fn a_flow_that_settles_at_the_end_settles_then_beside_flows_that_are_left_out() 
     let finish = |leave_out: bool| {
         let mut table = FlowTable::new(limits);
         to_cart().established(10_000).closed(10_005).out.into_iter().for_each(|s| table.observe(s));
-        match leave_out {
-            true => table.pass(end),
-            false => table.observe(Sighting { time: end, ..other.clone() }),
+        if leave_out {
+            table.pass(end);
+        } else {
+            table.observe(Sighting { time: end, ..other.clone() });
         }
         // A file that was cut off ends with the last time that it names, which can be before its last records.
         table.finish(at(10_100));
