@@ -14,6 +14,7 @@
 )]
 
 pub mod agent;
+mod called;
 pub mod cli;
 pub mod cluster;
 pub mod diagnosis;

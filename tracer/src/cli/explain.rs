@@ -3,6 +3,7 @@
 use clap::{Args, ValueEnum};
 
 use crate::{
+    called,
     class::Class,
     cli::Outcome,
     report::{
@@ -55,8 +56,9 @@ fn class(id: &str) -> Result<Class, String> {
         let near: Vec<String> =
             near.iter().map(|class| format!("\n  {:<8} {}", class.id(), class.title())).collect();
         format!(
-            "no such class; the nearest are:{}\n\nhint: viptrace explain lists all classes",
-            near.concat()
+            "no such class; the nearest are:{}\n\nhint: {} explain lists all classes",
+            near.concat(),
+            called::name()
         )
     })
 }

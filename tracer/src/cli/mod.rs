@@ -45,6 +45,7 @@ use clap::Parser as _;
 use hint::ResultExt;
 
 use crate::{
+    called,
     cli::args::{Cli, Global, Verb},
     error::sentence,
     plugin::guard,
@@ -183,7 +184,7 @@ fn recording_file(path: &Path, place: impl Fn() -> String) -> anyhow::Result<Fil
         return Err(anyhow::anyhow!("{}: it is not a regular file", place()))
             .hint(|| "store the recording in a file first".to_owned());
     }
-    File::open(path).with_context(place).hint(|| "`viptrace trace --record FILE` makes one".to_owned())
+    File::open(path).with_context(place).hint(called::source_of_recordings)
 }
 
 fn is_closed_output(error: &anyhow::Error) -> bool {

@@ -19,6 +19,7 @@ use tokio::{
 };
 
 use crate::{
+    called,
     cli::{
         Outcome,
         args::{Cli, NodeArgs, TraceOptions, Verb},
@@ -52,6 +53,7 @@ const STATUS: Duration = Duration::from_secs(1);
 /// Does the task of the first line. Errors go to the plugin, as the last line.
 pub(super) fn run(args: &NodeArgs) -> anyhow::Result<Outcome> {
     allocator::keep_little();
+    called::by_plugin();
     block_on(2, async {
         if args.hold {
             hold().await?;

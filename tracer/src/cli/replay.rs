@@ -15,6 +15,7 @@ use std::{
 };
 
 use crate::{
+    called,
     cli::{
         Outcome, ResultExt as _,
         args::{self, ReplayOptions},
@@ -413,8 +414,8 @@ pub(super) fn nothing_in(skipped: &[UnusableFile], paths: &[PathBuf]) -> anyhow:
     let names: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
     let error: anyhow::Result<()> = Err(anyhow::anyhow!("no recording is in {}", list(&names)));
     let hinted = error.hint(|| {
-        "name the folder of an agent's segments; `viptrace trace --record FILE` makes a recording, too"
-            .to_owned()
+        let other = called::unless_by_plugin("; `viptrace trace --record FILE` makes a recording, too");
+        format!("name the folder of an agent's segments{other}")
     });
     hinted.err().unwrap_or_else(|| anyhow::anyhow!("no recording was found"))
 }

@@ -5,6 +5,7 @@ use std::time::Instant;
 use tokio::sync::mpsc;
 
 use crate::{
+    called,
     cli::{
         Outcome, ResultExt as _,
         args::ReplayOptions,
@@ -54,7 +55,8 @@ pub(super) fn recording(options: &ReplayOptions, printer: Printer) -> anyhow::Re
 pub(super) fn screen(form: Form, title: &str, printer: Printer, stop: &mut Stop) -> anyhow::Result<Report> {
     let (orders, requests) = mpsc::channel(1);
     let report = Report::top(form, title, printer, orders).hint(|| {
-        "`viptrace trace` prints to pipes and files; -v needs standard error elsewhere".to_owned()
+        let name = called::name();
+        format!("`{name} trace` prints to pipes and files; -v needs standard error elsewhere")
     })?;
     stop.also_by(requests);
     Ok(report)

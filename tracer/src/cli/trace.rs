@@ -23,6 +23,7 @@ use std::{
 use anyhow::Context as _;
 
 use crate::{
+    called,
     cli::{
         Outcome, ResultExt as _,
         args::{ClusterSource, Hooks, TraceOptions},
@@ -127,10 +128,19 @@ fn inspect(
     let limits = limits::limits(options, &environment);
     let kernel = Kernel::inspect(environment, set, options.attach.into());
     if let Some(obstacle) = kernel.obstacle() {
-        return Err(obstacle).hint(|| "`viptrace check --kernel` prints the whole plan".to_owned());
+        return Err(obstacle).hint(|| untraced("`viptrace check --kernel` prints the whole plan"));
     }
 
     Ok((limits, kernel, cluster, feed))
+}
+
+/// What to do on a kernel that cannot be traced. The plugin has no check of the kernel.
+fn untraced(hint: &str) -> String {
+    if called::is_by_plugin() {
+        "`kubectl viptrace check` judges the node without a trace".to_owned()
+    } else {
+        hint.to_owned()
+    }
 }
 
 /// Removes an earlier trace's ready file: a program that waits for it would mistake it for this trace's. Only a regular
@@ -323,7 +333,7 @@ impl<'a> Trace<'a> {
                     file.discard();
                 }
                 return Err(error)
-                    .hint(|| "`viptrace check --kernel` prints what this kernel allows".to_owned());
+                    .hint(|| untraced("`viptrace check --kernel` prints what this kernel allows"));
             }
         };
         tracer.report(&mut self.plan);

@@ -10,7 +10,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use crate::{error::Hint, time::Timestamp};
+use crate::{called, error::Hint, time::Timestamp};
 
 mod answer;
 mod ends;
@@ -91,13 +91,11 @@ pub struct SyncError {
 
 impl Hint for SyncError {
     fn hint(&self) -> Option<String> {
-        Some(match self.limit {
-            None => "`kubectl auth can-i list services -A` shows whether you may".to_owned(),
-            Some(_) => {
-                "`kubectl get services -A` shows whether it answers; --cluster-from DIR reads saved lists \
-                instead"
-                    .to_owned()
-            }
+        Some(if self.limit.is_none() {
+            "`kubectl auth can-i list services -A` shows whether you may".to_owned()
+        } else {
+            let lists = called::unless_by_plugin("; --cluster-from DIR reads saved lists instead");
+            format!("`kubectl get services -A` shows whether it answers{lists}")
         })
     }
 }

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use tokio::{sync::mpsc, task::JoinSet};
 
 use crate::{
+    called,
     cluster::{
         answer,
         model::{Change, Kind, Trimmed},
@@ -104,8 +105,8 @@ impl Hint for AccessError {
                 "sudo drops KUBECONFIG: use `sudo --preserve-env=KUBECONFIG`, or --kubeconfig FILE".to_owned()
             }
             Self::Nowhere { by_sudo: false, .. } => {
-                "give --kubeconfig FILE; on a node, `viptrace` takes saved lists too: --cluster-from DIR"
-                    .to_owned()
+                let lists = called::unless_by_plugin(", or --cluster-from DIR with saved lists");
+                format!("give --kubeconfig FILE{lists}")
             }
         })
     }

@@ -19,7 +19,7 @@ use super::{
 pub(super) use last::{has_end, last_time};
 pub use narrow::Reading;
 
-use crate::{error::Hint, time::Timestamp};
+use crate::{called, error::Hint, time::Timestamp};
 
 /// A file with another beginning is a damaged recording if a frame begins within its first bytes, otherwise it is not a
 /// recording.
@@ -48,7 +48,7 @@ pub enum OpenError {
 impl Hint for OpenError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::NotARecording => Some("`viptrace trace --record FILE` makes one".to_owned()),
+            Self::NotARecording => Some(called::source_of_recordings()),
             Self::Unsuitable(Unsuitable::ByteOrder { .. }) => {
                 Some("replay it on a machine of that byte order".to_owned())
             }

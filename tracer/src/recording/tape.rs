@@ -18,6 +18,7 @@ use super::{
     reader::{Block, Damage, Reader, Reading},
 };
 use crate::{
+    called,
     cluster::model::Object,
     error::{Hint, sentence},
     session::{Detail, Judgements, WallStep},
@@ -56,7 +57,7 @@ impl UnusableFile {
     }
 
     pub(crate) fn io(path: &Path, error: &io::Error) -> Self {
-        let hint = Some("`viptrace trace --record FILE` makes one".to_owned());
+        let hint = Some(called::source_of_recordings());
         Self { path: path.to_owned(), why: sentence(error), hint }
     }
 

@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::{
+    called,
     class::{Action, Class, Domain, Kind, Safety, Scenario, Seen, Severity},
     report::{Paint, printer::Style},
 };
@@ -96,6 +97,7 @@ pub(crate) fn list(paint: Paint) -> String {
     }
     group("normal look-alikes", &|class| class.kind() == Kind::Normal);
     group("other", &|class| matches!(class.kind(), Kind::Ok | Kind::Unknown));
-    out.push_str("`viptrace explain CLASS` prints the page of one, such as `viptrace explain C6`\n");
+    let name = called::name();
+    let _ = writeln!(out, "`{name} explain CLASS` prints the page of one, such as `{name} explain C6`");
     out
 }

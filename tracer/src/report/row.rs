@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use crate::{
+    called,
     class::{Class, Kind},
     diagnosis::finding::Finding,
     report::printer::Style,
@@ -202,7 +203,7 @@ pub(super) fn whole(verdict: &Verdict) -> Vec<(Style, String)> {
     if !verdict.mitigation.long_term.is_empty() {
         lines.push(plain(format!("later: {}", safe(&verdict.mitigation.long_term))));
     }
-    lines.push((Style::Faint, format!("more: viptrace explain {}", verdict.class)));
+    lines.push((Style::Faint, format!("more: {} explain {}", called::name(), verdict.class)));
     lines
 }
 

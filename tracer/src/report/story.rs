@@ -6,6 +6,7 @@
 use std::fmt::Write as _;
 
 use crate::{
+    called,
     incident::{Chapter, Names, Rate, Span, Story},
     report::{
         outline,
@@ -180,9 +181,11 @@ fn what_changed(out: &mut String, paint: Paint, chapter: &Chapter) {
 
 fn what_to_do(out: &mut String, paint: Paint, verdict: &Verdict) {
     heading(out, paint, outline::WHAT_TO_DO);
-    match action(&verdict.mitigation) {
-        Some(action) => line(out, &format!("do: {action}")),
-        None => line(out, &format!("look at the page of the class: viptrace explain {}", verdict.class)),
+    if let Some(action) = action(&verdict.mitigation) {
+        line(out, &format!("do: {action}"));
+    } else {
+        let name = called::name();
+        line(out, &format!("look at the page of the class: {name} explain {}", verdict.class));
     }
     if !verdict.mitigation.long_term.is_empty() {
         line(out, &format!("later: {}", safe(&verdict.mitigation.long_term)));

@@ -6,6 +6,7 @@ use std::{
 };
 
 use crate::{
+    called,
     class::Class,
     report::{
         fit::{push_padded, width},
@@ -162,7 +163,8 @@ fn limits(out: &mut String, paint: Paint, summary: &Summary, ending: &Ending) {
     if ending.lost_events > 0 {
         let lost = count(ending.lost_events, "event");
         lines.push(format!(
-            "{lost} lost in the kernel: flows near the loss are not called healthy (a larger --buffer helps)"
+            "{lost} lost in the kernel: flows near the loss are not called healthy{}",
+            called::unless_by_plugin(" (a larger --buffer helps)")
         ));
     }
     if ending.uncounted_losses > 0 {
@@ -177,7 +179,8 @@ fn limits(out: &mut String, paint: Paint, summary: &Summary, ending: &Ending) {
     if ending.flows_evicted > 0 {
         let evicted = count(ending.flows_evicted, "flow");
         lines.push(format!(
-            "{evicted} evicted without a verdict to limit memory (a larger --max-flows helps){}",
+            "{evicted} evicted without a verdict to limit memory{}{}",
+            called::unless_by_plugin(" (a larger --max-flows helps)"),
             by_service(summary.unjudged().filter_map(|(service, count)| Some((service?, count))))
         ));
     }

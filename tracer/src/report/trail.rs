@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::{
+    called,
     incident::{Found, Trail, TrailStep, Way},
     report::{
         path,
@@ -22,10 +23,10 @@ pub fn render_found(found: &Found, paint: Paint) -> String {
             heading(&mut out, paint, &ends(verdict));
             let text = format!("the verdict is {} now: {}", verdict.class, detail(&verdict.root_cause));
             line(&mut out, &text);
-            line(
-                &mut out,
-                "its way is printed once: `viptrace replay` shows the later steps of a trace with --record",
+            let later = called::unless_by_plugin(
+                ": `viptrace replay` shows the later steps of a trace with --record",
             );
+            line(&mut out, &format!("its way is printed once{later}"));
             out
         }
     }

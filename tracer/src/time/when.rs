@@ -23,6 +23,16 @@ impl When {
     /// Parses `2026-01-02T10:00:00Z`, with any offset; `2026-01-02 10:00` and `10:00:30`, in UTC, which may be named behind
     /// them; `15m`, before the recording's end; or `now`, that end. The error says how to write a time.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        Self::parse_before(text, "so long before the recording's end")
+    }
+
+    /// As [`Self::parse`], where recordings that still grow are meant.
+    pub(crate) fn parse_until_now(text: &str) -> Result<Self, String> {
+        Self::parse_before(text, "so long ago")
+    }
+
+    /// `before` is what a duration means.
+    fn parse_before(text: &str, before: &str) -> Result<Self, String> {
         let text = text.trim();
         if let Ok(instant) = text.parse::<Instant>() {
             return timestamp(instant).map(Self::At).ok_or_else(|| out_of_range(text));
@@ -44,11 +54,11 @@ impl When {
         if !is_number && let Ok(time) = clock.parse::<Time>() {
             return Ok(Self::OfDay(time));
         }
-        let before = text.strip_suffix("ago").unwrap_or(text).trim().trim_start_matches('-');
-        units::duration(before).map(Self::Before).map_err(|_| {
+        let duration = text.strip_suffix("ago").unwrap_or(text).trim().trim_start_matches('-');
+        units::duration(duration).map(Self::Before).map_err(|_| {
             format!(
                 "{text:?} is no time: write 2026-01-02T10:00:00Z, \"2026-01-02 10:00\" or 10:00:30 in UTC, or 15m for \
-                 so long before the recording's end"
+                 {before}"
             )
         })
     }

@@ -239,7 +239,7 @@ fn the_recordings_of_all_agents_are_an_incident() {
         said.contains("incident/node1: 1 segment, ") && said.contains("incident/node2: 2 segments"),
         "{said}"
     );
-    assert!(said.ends_with("next: viptrace replay incident -o story\n"), "{said}");
+    assert!(said.ends_with("next: kubectl viptrace replay incident -o story\n"), "{said}");
     for part in [
         "no agent runs on bare",
         "node3: its agent has no segment",
@@ -284,7 +284,7 @@ fn nodes_and_times_are_chosen() {
         lab.collect(&["service", "--service", "shop/cart", "--until", "2026-01-02T10:30:00Z"]);
     assert_eq!(status, Some(0), "{errors}");
     assert_eq!(lab.files("service"), [format!("node1/{FIRST}"), format!("node2/{FIRST}")], "{errors}");
-    assert!(said.contains("next: viptrace replay service --service shop/cart -o story"), "{said}");
+    assert!(said.contains("next: kubectl viptrace replay service --service shop/cart -o story"), "{said}");
     let (status, _, errors) = lab.collect(&["late", "--node", "node2", "--since", "2026-01-02T11:20:00Z"]);
     assert_eq!((status, lab.files("late")), (Some(0), vec![format!("node2/{SECOND}")]), "{errors}");
     let (status, _, errors) = lab.collect(&["never", "--node", "node1", "--since", "2026-01-03T00:00:00Z"]);

@@ -39,6 +39,7 @@ mod house;
 mod incident;
 mod ipvs_support;
 mod kubectl_collect;
+mod kubectl_hints;
 mod node_support;
 mod output;
 mod pages;

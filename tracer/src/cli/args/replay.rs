@@ -6,6 +6,7 @@ use clap::Args;
 
 use super::{EXIT_STATUS, REPLAY_EXAMPLES, ViewArgs, target, usage};
 use crate::{
+    called,
     class::Class,
     cli::selection::{FlowAddresses, Selection},
     report::{Form, ReplayOutput},
@@ -146,5 +147,5 @@ fn of_client(text: &str) -> Cow<'_, str> {
 /// A class by its name, in either case.
 fn class(text: &str) -> Result<Class, String> {
     let known = Class::ALL.iter().find(|class| class.id().eq_ignore_ascii_case(text.trim()));
-    known.copied().ok_or_else(|| format!("{text:?} is no class: `viptrace explain` lists them"))
+    known.copied().ok_or_else(|| format!("{text:?} is no class: `{} explain` lists them", called::name()))
 }

@@ -369,10 +369,10 @@ pub(crate) struct CollectArgs {
     pub(crate) service: Option<String>,
     /// Only segments that were written since then: 2026-01-02T10:00:00Z, "2026-01-02 10:00" or 10:00:30 in UTC, or 15m for so
     /// long ago
-    #[arg(long, value_name = "TIME", value_parser = When::parse, allow_hyphen_values = true)]
+    #[arg(long, value_name = "TIME", value_parser = When::parse_until_now, allow_hyphen_values = true)]
     pub(crate) since: Option<When>,
     /// Only segments that began until then; TIME as for --since
-    #[arg(long, value_name = "TIME", value_parser = When::parse, allow_hyphen_values = true)]
+    #[arg(long, value_name = "TIME", value_parser = When::parse_until_now, allow_hyphen_values = true)]
     pub(crate) until: Option<When>,
 }
 

@@ -143,7 +143,7 @@ async fn collect(
     }
     let folder = word(&args.folder.to_string_lossy());
     let of_service = service.map(|key| format!(" --service {key}")).unwrap_or_default();
-    printer.data(&format!("next: viptrace replay {folder}{of_service} -o story\n"))?;
+    printer.data(&format!("next: kubectl viptrace replay {folder}{of_service} -o story\n"))?;
     printer.flush()?;
     Ok(if failed > 0 { Outcome::Incomplete } else { Outcome::Clean })
 }

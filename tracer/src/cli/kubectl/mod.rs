@@ -27,6 +27,7 @@ use kube::{Api, Client};
 use serde::Serialize;
 
 use crate::{
+    called,
     cli::{self, Outcome, ResultExt as _, args::Global, explain, stop::Stop},
     cluster::{Access, request_error},
     diagnosis::triage::State,
@@ -55,6 +56,7 @@ pub(super) fn run(args: Vec<OsString>) -> ExitCode {
     if args.get(1).is_some_and(|word| word == guard::VERB) {
         return if guard_pods().is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
+    called::by_plugin();
     let plugin = match Plugin::try_parse_from(args) {
         Ok(plugin) => plugin,
         Err(error) => return cli::usage(&error),
