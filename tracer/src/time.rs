@@ -61,6 +61,18 @@ impl Timestamp {
         Self(self.0.saturating_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)))
     }
 
+    /// The latest time of a change that an API object has with this time: an API server writes whole seconds, and cuts off the rest.
+    /// A time with a fraction is of an event, and exact.
+    #[must_use]
+    pub(crate) const fn at_latest(self) -> Self {
+        const SECOND_NS: u64 = 1_000_000_000;
+        match self {
+            Self::MIN | Self::MAX => self,
+            Self(ns) if ns % SECOND_NS == 0 => Self(ns.saturating_add(SECOND_NS - 1)),
+            exact => exact,
+        }
+    }
+
     /// Later by this many nanoseconds, or earlier if they are negative.
     #[must_use]
     pub const fn shifted(self, ns: i64) -> Self {

@@ -119,6 +119,19 @@ fn c6_for_an_endpoint_that_no_slice_listed_and_one_that_no_longer_serves() {
     assert_eq!(world.verdict(to_cart().refused(140_000), 160_000).class, Class::C6);
 }
 
+/// An API object has its times in whole seconds: the change may have been almost a second later. The grace is five seconds.
+#[test]
+fn a_change_with_a_time_of_the_api_may_be_younger_than_it_seems() {
+    for (left_ms, refused_ms, class) in
+        [(20_000, 25_900, Class::C5), (20_000, 26_100, Class::C6), (20_001, 25_900, Class::C6)]
+    {
+        let mut world = World::new();
+        world.shop.leaves(EP, left_ms);
+        let verdict = world.verdict(to_cart().refused(refused_ms), 40_000);
+        assert_eq!(verdict.class, class, "{left_ms} {refused_ms}: {}", verdict.root_cause);
+    }
+}
+
 #[test]
 fn an_endpoint_that_just_left_is_lag_if_the_connection_failed_and_nothing_otherwise() {
     let mut world = World::new();

@@ -53,7 +53,7 @@ pub(super) fn sync_state(discrepancy: &Discrepancy, context: &Context) -> SyncSt
     ) && discrepancy.kind != Kind::Surplus
         || discrepancy.aspect == Aspect::Frontend;
     let Some(since) = discrepancy.since else { return SyncState::Unknown };
-    if own && context.at.since(since) < sync.grace {
+    if own && context.at.since(since.at_latest()) < sync.grace {
         return SyncState::InFlight;
     }
     let (Some(queued), Some(synced)) = (sync.last_queued, sync.last_synced) else {

@@ -332,7 +332,7 @@ impl<'a> Case<'a> {
 
     /// Whether the event is so recent before the decision that kube-proxy may still be processing it.
     pub(super) fn within_grace(&self, since: Timestamp) -> bool {
-        since > Timestamp::MIN && self.decided <= since.saturating_add(self.ctx.grace)
+        since > Timestamp::MIN && self.decided <= since.at_latest().saturating_add(self.ctx.grace)
     }
 
     /// A finding whose texts are written if they are wanted.

@@ -399,7 +399,7 @@ pub fn is_choice_wrong(flow: &Flow, ctx: &Context<'_>) -> bool {
         return false;
     }
     let Address::Vip(vip) = case::address(flow, ctx) else { return false };
-    let for_long = |since: Timestamp, decided| since.saturating_add(ctx.grace) < decided;
+    let for_long = |since: Timestamp, decided| since.at_latest().saturating_add(ctx.grace) < decided;
     if choice.endpoint.is_none() {
         let usable = || ctx.cluster.usable(&vip, ctx.node_name, choice.decided);
         return case::is_stopped_by_kube_proxy(flow, &vip)

@@ -79,7 +79,7 @@ pub(super) fn unallocated(flow: &Flow, ctx: &Context<'_>) -> Option<Finding> {
 pub(super) fn gone(flow: &Flow, ctx: &Context<'_>, service: &Key, since: Timestamp) -> Option<Finding> {
     let decision = flow.decision(ctx.node_netns);
     let decided = decision.map_or(flow.first_seen, |decision| decision.time);
-    if decided <= since.saturating_add(ctx.grace) {
+    if decided <= since.at_latest().saturating_add(ctx.grace) {
         return None;
     }
     let ago = length(decided.since(since));

@@ -68,7 +68,7 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
             let since = (*since).max(preferred_since(case)?);
             let end = since.saturating_add(termination_grace(case, Some(state), endpoint.ip()));
             // The kubelet counts from when it learns of the deletion, and the slices follow the Pod's end.
-            if !is_broken && case.decided <= end.saturating_add(case.ctx.grace) {
+            if !is_broken && case.within_grace(end) {
                 // It serves until it ends: kube-proxy is late, and nothing broke.
                 return None;
             }
@@ -252,7 +252,8 @@ fn with_cause(case: &Case<'_>, since: Option<Timestamp>, mut finding: Finding) -
     let report = &node.report;
     let read = node.read_at();
     let since = since.filter(|since| *since > Timestamp::MIN);
-    let is_later = since.zip(read).is_some_and(|(since, read)| read > since.saturating_add(case.ctx.grace));
+    let is_later =
+        since.zip(read).is_some_and(|(since, read)| read > since.at_latest().saturating_add(case.ctx.grace));
     let heard = since.zip(report.last_queued).map(|(since, queued)| queued >= since);
     let waits = report.last_queued > report.last_synced;
     let behind = match (node.running, heard) {

@@ -33,7 +33,7 @@ impl Moment {
             _ => found.kind != Kind::Surplus,
         };
         let young = match (found.since, self.rules) {
-            (Some(since), Some(rules)) => rules.since(since) < grace,
+            (Some(since), Some(rules)) => rules.since(since.at_latest()) < grace,
             _ => false,
         };
         let unknown = matches!(found.sync, SyncState::Unknown | SyncState::Failing);

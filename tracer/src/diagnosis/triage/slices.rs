@@ -29,7 +29,7 @@ pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
     let Some(taken) = facts.taken else { return };
     for service in history.services() {
         let changed = history.endpoints_changed(&service.key, AT);
-        let is_late = changed.is_some_and(|changed| taken.since(changed) > LATE);
+        let is_late = changed.is_some_and(|changed| taken.since(changed.at_latest()) > LATE);
         if service.selector.is_empty() || service.without_address().is_some() || !is_late {
             continue;
         }
