@@ -11,14 +11,16 @@ struct Check {
     name: &'static str,
     needs: &'static str,
     arguments: &'static [&'static str],
+    environment: &'static [(&'static str, &'static str)],
 }
 
 const CHECKS: &[Check] = &[
-    Check { name: "formatting", needs: "fmt", arguments: &["fmt", "--all", "--check"] },
+    Check { name: "formatting", needs: "fmt", arguments: &["fmt", "--all", "--check"], environment: &[] },
     Check {
         name: "lints",
         needs: "clippy",
         arguments: &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"],
+        environment: &[],
     },
     // Clippy checks it for the host, since it has no compiler for BPF. BPF has no unwinding, hence the panic strategy.
     Check {
@@ -39,6 +41,27 @@ const CHECKS: &[Check] = &[
             "-D",
             "warnings",
         ],
+        environment: &[],
+    },
+    // They run only with libFuzzer and a sanitizer (`cargo xtask fuzz`). To check them, the build script of libfuzzer-sys need not
+    // compile libFuzzer: it takes this library, and nothing is linked.
+    Check {
+        name: "lints of the fuzz targets",
+        needs: "clippy",
+        arguments: &[
+            "clippy",
+            "--manifest-path",
+            "tests/fuzz/Cargo.toml",
+            "--bins",
+            "--locked",
+            "--",
+            "-D",
+            "warnings",
+        ],
+        environment: &[
+            ("CUSTOM_LIBFUZZER_PATH", "/nowhere/libfuzzer.a"),
+            ("CUSTOM_LIBFUZZER_STD_CXX", "none"),
+        ],
     },
 ];
 
@@ -49,6 +72,9 @@ pub(crate) fn checks(place: &Place, printer: &Printer) -> Result<Tally> {
         let present = cargo("find a cargo subcommand").args([check.needs, "--version"]).output()?;
         let checked = if present.status.success() {
             let call = cargo(format!("check {}", check.name)).args(check.arguments);
+            let call = check.environment.iter().fold(call, |call, (name, value)| call.env(name, value));
+            // The fuzz targets are a workspace of their own, and share what is compiled.
+            let call = call.env("CARGO_TARGET_DIR", &place.target);
             call.directory(&place.repository).stream().map(|()| Outcome::Done(String::new()))
         } else {
             Ok(Outcome::Skipped(format!("`cargo {}` is not installed", check.needs)))
