@@ -211,6 +211,30 @@ impl SocketEnd {
             .is_some_and(|it| it.retransmits.count > 0 && it.while_closing == it.retransmits.count)
     }
 
+    /// Whether the other end had closed its side when this one sent a RST, received one, repeated a segment, or closed: only a
+    /// FIN leads to these states.
+    pub fn outlived_other_end(&self) -> bool {
+        let resets = [self.reset_sent(), self.reset_received()].into_iter().flatten();
+        // tcp_close with unread data closes the socket before it sends the RST.
+        let closed = self.closed.map(|closed| closed.from);
+        let mut states = resets.map(|reset| {
+            if reset.state == TcpState::Close { closed.unwrap_or(TcpState::Close) } else { reset.state }
+        });
+        let was_reset_before = states.any(|state| !follows_fin(state));
+        let repeats = self.trouble.as_ref().is_some_and(|trouble| trouble.after_fin > 0);
+        let is_later = |reset: Option<&ResetEvent>| reset.is_some_and(|reset| follows_fin(reset.state));
+        !was_reset_before
+            && (repeats
+                || closed.is_some_and(follows_fin)
+                || is_later(self.reset_sent())
+                || is_later(self.reset_received()))
+    }
+
+    /// The last repetition before the other end closed its side.
+    pub fn last_repeat_before_fin(&self) -> Option<Timestamp> {
+        self.trouble.as_ref()?.before_fin
+    }
+
     pub fn stuck(&self) -> Option<&Stuck> {
         self.trouble.as_ref()?.stuck.as_ref()
     }
@@ -222,6 +246,11 @@ impl SocketEnd {
     pub fn reset_received(&self) -> Option<&ResetEvent> {
         self.trouble.as_ref()?.reset_received.as_ref()
     }
+}
+
+/// Whether a socket gets into this state only after the other end's FIN.
+pub(super) const fn follows_fin(state: TcpState) -> bool {
+    matches!(state, TcpState::CloseWait | TcpState::LastAck)
 }
 
 /// The end of a socket and its last state.
@@ -242,6 +271,9 @@ pub struct EndTrouble {
     pub backoff: u32,
     /// The retransmits after the socket had closed its side: of a FIN, and of data before it.
     pub while_closing: u32,
+    /// The retransmits after the other end had closed its side, and the last one before.
+    pub(super) after_fin: u32,
+    pub(super) before_fin: Option<Timestamp>,
     pub(super) last_gap: Duration,
     /// The bytes that were acknowledged before the last retransmit.
     pub(super) last_acked: u64,
@@ -539,6 +571,12 @@ impl Flow {
     /// Whether the client's socket is known to be open: events with its addresses belong to this flow.
     pub(super) fn is_open(&self) -> bool {
         self.client.established.is_some() && self.client.closed.is_none()
+    }
+
+    /// Whether the server closed it by a FIN that the client's stack acknowledged, and the client's socket is still open: a
+    /// pool leaves it in `CLOSE_WAIT` until it next looks at it.
+    pub(super) fn is_half_closed(&self) -> bool {
+        self.is_open() && self.server.closed.is_some_and(|closed| closed.from == TcpState::FinWait2)
     }
 
     /// The time from the first sighting to the client's complete handshake; `None` if either was not observed.

@@ -7,7 +7,7 @@ use std::{net::SocketAddr, time::Duration};
 use super::{
     Closed, Decision, Dropped, End, Ended, Flow, IcmpError, IcmpMeaning, Invalid, Occurrences, Refusal,
     RefusalKind, ResetEvent, SocketEnd, StackReset, Stage, Stuck, TransitReset,
-    evidence::{MAX_DECISIONS, MAX_DROPS, MAX_ICMP_ERRORS, MAX_INVALID, MAX_STACK_RESETS},
+    evidence::{MAX_DECISIONS, MAX_DROPS, MAX_ICMP_ERRORS, MAX_INVALID, MAX_STACK_RESETS, follows_fin},
 };
 use crate::{
     net::{Netns, Tuple},
@@ -431,6 +431,11 @@ fn fold_event(end: &mut SocketEnd, socket: &SocketFact, time: Timestamp) {
                     _ => Stuck { bytes, acked, received, repeats: 1 },
                 }
             });
+            if follows_fin(*state) {
+                trouble.after_fin = trouble.after_fin.saturating_add(1);
+            } else {
+                trouble.before_fin = trouble.before_fin.max(Some(time));
+            }
             let closing = matches!(state, TcpState::FinWait1 | TcpState::Closing | TcpState::LastAck);
             trouble.while_closing = trouble.while_closing.saturating_add(u32::from(closing));
         }

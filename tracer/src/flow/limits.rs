@@ -31,7 +31,8 @@ pub struct Limits {
     /// The same for an unanswered flow: the client retransmits its SYN for about 130 s.
     pub unanswered: Duration,
     /// How long an answered connection without an event is kept: conntrack's timeout of an established connection
-    /// (`nf_conntrack_tcp_timeout_established`). It is then handed out as it is.
+    /// (`nf_conntrack_tcp_timeout_established`). It is then handed out as it is. The same for one that its server closed and
+    /// its client did not.
     pub idle_connection: Duration,
     /// The same for answered datagrams (`nf_conntrack_udp_timeout_stream`).
     pub idle_datagrams: Duration,

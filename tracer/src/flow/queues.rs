@@ -45,7 +45,7 @@ impl FlowTable {
         let (queue, wait) = if news {
             (Queue::Settling, self.limits.settle)
         } else if only_lingers {
-            (Queue::Lingering, self.limits.linger)
+            self.last_queue(index)
         } else if handed.is_some() && !outcome.is_success() {
             (Queue::Waiting, self.limits.unanswered)
         } else if outcome == Outcome::Established {
@@ -70,6 +70,17 @@ impl FlowTable {
         }
     }
 
+    /// The queue of a flow that is over and was handed out. The client of a connection that its server closed may leave its
+    /// socket open for hours, as a pool does: what it does in the end is no flow of its own.
+    fn last_queue(&self, index: u32) -> (Queue, Duration) {
+        match self.slots.get(index) {
+            Some(flow) if self.limits.sees_closes && flow.is_half_closed() => {
+                (Queue::HalfClosed, self.limits.idle_connection)
+            }
+            _ => (Queue::Lingering, self.limits.linger),
+        }
+    }
+
     /// Ends every wait whose deadline has passed, as long as there is room for the flows that it hands out.
     pub(super) fn expire(&mut self, now: Timestamp) {
         self.clock = self.clock.max(now);
@@ -83,7 +94,7 @@ impl FlowTable {
                 }
             }
         }
-        for queue in [Queue::Live, Queue::Answered, Queue::Lingering, Queue::Waiting] {
+        for queue in [Queue::Live, Queue::Answered, Queue::HalfClosed, Queue::Lingering, Queue::Waiting] {
             while let Some((index, deadline)) = self.due(queue) {
                 let may_recover = queue == Queue::Waiting && self.limits.sees_closes;
                 if may_recover && self.slots.get_mut(index).is_some_and(Flow::has_recovered) {
@@ -115,7 +126,7 @@ impl FlowTable {
         flow.hand_out(outcome, time, limits, losses, counters);
         self.settled.extend(slots.share(index));
         let (queue, wait) = if only_lingers {
-            (Queue::Lingering, self.limits.linger)
+            self.last_queue(index)
         } else if outcome == Outcome::Established {
             self.open_queue(index)
         } else {

@@ -12,8 +12,9 @@ use crate::{net::Protocol, time::Timestamp};
 /// The kinds of flows in the order in which they leave a full table, each with its share of it in sixteenths. A kind may
 /// exceed its share while there is room.
 const KINDS: [(&[Queue], usize); 5] = [
-    // Most were handed out, and all have an outcome or an answer. The oldest answered ones leave first.
-    (&[Queue::Answered, Queue::Lingering, Queue::Waiting], 1),
+    // Most were handed out, and all have an outcome or an answer. Those of which no further verdict is due leave first, then
+    // the oldest answered ones.
+    (&[Queue::HalfClosed, Queue::Answered, Queue::Lingering, Queue::Waiting], 1),
     (&[Queue::Live], 5),
     (&[Queue::Settling], 2),
     (&[Queue::Datagram, Queue::Rereading], 3),

@@ -21,6 +21,8 @@ pub(super) enum Queue {
     Live,
     /// Answered datagrams, ordered by activity: until conntrack would forget an idle entry.
     Answered,
+    /// A connection that was handed out after its server had closed it, while its client's socket is open: until that closes.
+    HalfClosed,
     /// Its outcome is known; waiting for the evidence of other CPUs and of the other end.
     Settling,
     /// Handed out; kept for late evidence.
@@ -29,12 +31,13 @@ pub(super) enum Queue {
     Waiting,
 }
 
-pub(super) const QUEUES: [Queue; 8] = [
+pub(super) const QUEUES: [Queue; 9] = [
     Queue::Opening,
     Queue::Datagram,
     Queue::Rereading,
     Queue::Live,
     Queue::Answered,
+    Queue::HalfClosed,
     Queue::Settling,
     Queue::Lingering,
     Queue::Waiting,

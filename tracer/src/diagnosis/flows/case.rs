@@ -179,6 +179,19 @@ impl<'a> Case<'a> {
         self.outcome == Outcome::Reset(ResetBy::Client)
     }
 
+    /// Whether the endpoint had closed its side before the connection failed at its client: nothing was to come any more, and
+    /// what the client sent had no taker.
+    pub(super) fn outlived_endpoint(&self) -> bool {
+        let (client, server) = (&self.flow.client, &self.flow.server);
+        // What it repeated before may have been lost.
+        let was_lost_before =
+            || client.last_repeat_before_fin().is_some_and(|last| self.may_have_broken(last));
+        matches!(self.outcome, Outcome::Reset(_) | Outcome::Silent)
+            && client.outlived_other_end()
+            && !(self.outcome == Outcome::Silent && server.is_unheard())
+            && !was_lost_before()
+    }
+
     /// The same, or an answer that was due did not come: an unanswered datagram is no failure by itself.
     pub(super) fn has_failed_or_waits(&self) -> bool {
         self.failed() || unanswered_for(self).is_some()

@@ -171,12 +171,13 @@ macro_rules! rule {
 }
 
 /// The first rule that applies explains the flow.
-const RULES: [FlowRule; 46] = [
+const RULES: [FlowRule; 47] = [
     rule!(conntrack::table_full, &[Class::C16]),
     rule!(conntrack::insertion_failed, &[Class::C17, Class::C17a]),
     rule!(stale_endpoints::stale_entry, &[Class::C8]),
     rule!(resets::after_invalid, &[Class::C18]),
     rule!(conntrack::rerouted, &[Class::C34]),
+    rule!(normal::outlived_endpoint, &[Class::N5, Class::N9]),
     rule!(resets::stray, &[Class::N16]),
     rule!(resets::midstream, &[Class::C19, Class::N9, Class::C7]),
     rule!(resets::entry_gone, &[Class::N5, Class::C19]),

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::{
-    Case, Finding, datagrams,
+    Case, Finding, datagrams, foreign_rules,
     iptables_sync::answered_elsewhere,
-    sidecar,
+    ipvs, sidecar, stale_endpoints,
     text::{length, sentence},
 };
 use crate::{
@@ -70,6 +70,47 @@ pub(super) fn judge(case: &Case<'_>) -> Option<Finding> {
         _ => return None,
     };
     Some(finding)
+}
+
+/// N5; N9 if the endpoint has left since.
+/// Mechanism: the server closed an idle connection, or ended, and its FIN left the client's socket in `CLOSE_WAIT`, where a pool
+/// keeps it until it next looks at it. What the client then sends, its own close or a request, meets a socket that is gone, an
+/// entry that timed out, or a host that is gone: a RST, or no answer.
+/// For: `CLOSE_WAIT` or `LAST_ACK`, which only the server's FIN leads to, in everything that failed.
+/// Against: a RST of the client itself (N4); a choice that was wrong from the beginning (C6); what was repeated before the FIN was
+/// lost before; a server that closes only its sending side, and goes on reading.
+pub(super) fn outlived_endpoint(case: &Case<'_>) -> Option<Finding> {
+    if case.is_own_abort() || !case.outlived_endpoint() || is_wrongly_chosen(case) {
+        return None;
+    }
+    if let Some(finding) = stale_endpoints::removed_meanwhile(case) {
+        return Some(finding);
+    }
+    let what = match case.outcome {
+        Outcome::Silent if case.flow.client.retransmitted_only_its_end() => {
+            "the client's own close had no answer"
+        }
+        Outcome::Silent => "what the client sent afterwards had no answer",
+        _ => "what the client sent afterwards was reset",
+    };
+    let finding = case
+        .finding(Class::N5, format_args!("the endpoint had closed its connection to {}: {what}", case.name()))
+        .severity(Severity::Low)
+        .related(&[Class::N9]);
+    Some(if case.flow.server.closed.is_some() {
+        finding.confidence(Confidence::High)
+    } else {
+        finding
+            .confidence(Confidence::Medium)
+            .unobserved("whether the endpoint had closed only its sending side, and was to read on")
+    })
+}
+
+/// Whether another rule names the choice of the endpoint as a fault.
+fn is_wrongly_chosen(case: &Case<'_>) -> bool {
+    foreign_rules::chose(case).is_some()
+        || ipvs::pinned(case).is_some()
+        || stale_endpoints::stale(case).is_some()
 }
 
 /// Whether this node has the cluster IP as its own address and exempts it from conntrack, as `NodeLocal DNSCache` does with
@@ -170,10 +211,10 @@ fn healthy(case: &Case<'_>) -> Finding {
     if let Some(what) = answered_elsewhere(case) {
         finding = finding.against(EvidenceType::Kernel, None, what);
     }
-    if let Some((time, what)) = super::ipvs::lost_packet(case) {
+    if let Some((time, what)) = ipvs::lost_packet(case) {
         finding = finding.against(EvidenceType::Kernel, Some(time), what).related(&[Class::C14]);
     }
-    if let Some(what) = super::ipvs::endpoint_unseen(case) {
+    if let Some(what) = ipvs::endpoint_unseen(case) {
         finding = finding.unobserved(what);
     }
     let repeats = case.flow.client.syn_retransmits();

@@ -502,7 +502,8 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
     let mut repeating = ends.into_iter().filter(|end| end.retransmits().is_seen());
     let is_closing = case.outcome == Outcome::Silent
         && repeating.all(|end| end.retransmitted_only_its_end() && end.stuck().is_none());
-    let drained = case.outcome.is_success() || is_closing;
+    let outlived = case.outlived_endpoint();
+    let drained = case.outcome.is_success() || is_closing || outlived;
     let name = case.endpoint_name();
     let left = case.said(format_args!("{name} left the usable endpoints of {}", case.name()));
     if drained || after <= grace {
@@ -510,6 +511,7 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
             Outcome::Established => "was still open",
             Outcome::Closed => "ended normally",
             _ if is_closing => "repeated only its close",
+            _ if outlived => "ended, already closed by the endpoint,",
             _ => "broke",
         };
         // Only drops show the effect of IPVS with `expire_nodest_conn=0` (C13).

@@ -4,7 +4,7 @@ use viptrace::{
     class::Class,
     cluster::Via,
     node::ProxyMode,
-    sighting::{Conntrack, Fact, Hook, Status, TcpState},
+    sighting::{Conntrack, Fact, Hook, SocketEvent, Status, TcpState},
 };
 
 use super::{
@@ -154,6 +154,25 @@ fn reset() -> Group<Traced> {
             let script = reset_by_client(cart().established(10_000), 900_000, "TCP_KEEPALIVE_TIMEOUT");
             Traced::of(world(mode), script)
         }),
+        case_in(
+            BY_RULE,
+            Class::N5,
+            "the endpoint had closed, and another one gets what the client writes",
+            |mode| {
+                let mut world = world(mode);
+                world.shop.ready(OTHER, 0);
+                Traced::of(world, written_after_close())
+            },
+        ),
+        case_in(
+            &[Ipvs],
+            Class::N5,
+            "the endpoint had closed, and the node resets what the client writes",
+            |mode| Traced::of(world(mode), written_without_entry()),
+        ),
+        case_in(&[Ipvs], Class::N9, "the same after the endpoint left", |mode| {
+            Traced::of(leaving(mode, 20_000), written_without_entry())
+        }),
         case_in(BY_RULE, Class::Ok, "a segment is picked up by the same endpoint", |mode| {
             Traced::of(world(mode), cart().confirm_midstream(13_000).closed(14_000))
         }),
@@ -179,6 +198,11 @@ fn silent() -> Group<Traced> {
             let script = falls_silent(cart().established(10_000), 20_000);
             let script = script.delete(120_000, Status::SEEN_REPLY | Status::ASSURED);
             Traced::of(world(mode), script)
+        }),
+        case(Class::N5, "the endpoint had closed before the client wrote", |mode| {
+            let script =
+                cart().confirm(10_000).state(10_001, false, TcpState::SynSent, TcpState::Established);
+            Traced::of(world(mode), in_close_wait(falls_silent(script, 20_000)))
         }),
         case(Class::C7, "the endpoint left 40 s before", |mode| {
             Traced::of(leaving(mode, 20_000), falls_silent(cart().established(10_000), 60_000))
@@ -239,6 +263,41 @@ fn silent() -> Group<Traced> {
         }),
     ];
     Group { symptom: "an established connection falls silent", cases }
+}
+
+/// All that befalls the client's established socket befalls it in `CLOSE_WAIT`.
+fn in_close_wait(mut script: Script) -> Script {
+    for sighting in &mut script.out {
+        if let Fact::Socket(socket) = &mut sighting.fact {
+            match &mut socket.event {
+                SocketEvent::State { old: state, .. }
+                | SocketEvent::Retransmit { state, .. }
+                | SocketEvent::SendReset { state, .. }
+                | SocketEvent::ReceiveReset { state } => {
+                    if *state == TcpState::Established {
+                        *state = TcpState::CloseWait;
+                    }
+                }
+            }
+        }
+    }
+    script
+}
+
+/// The endpoint, on another node, has closed; the entry is deleted before the client writes.
+fn written_after_close() -> Script {
+    let script = cart().confirm(10_000).state(10_001, false, TcpState::SynSent, TcpState::Established);
+    let mut script = script.delete_by_hand(80_000);
+    let after = Script::new(&cart().client.to_string(), VIP, Some(OTHER)).with_ct(77);
+    script.out.append(&mut in_close_wait(unknown_there(after.confirm_midstream(100_000), 100_001)).out);
+    script
+}
+
+/// The same in ipvs mode.
+fn written_without_entry() -> Script {
+    let script = cart().confirm(10_000).state(10_001, false, TcpState::SynSent, TcpState::Established);
+    let script = script.delete(80_000, Status::SEEN_REPLY | Status::ASSURED);
+    in_close_wait(reset_by_the_node(script, 100_000))
 }
 
 fn masqueraded() -> Script {
