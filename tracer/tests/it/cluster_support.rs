@@ -233,6 +233,13 @@ impl Shop {
         self.changes.push((ms, Change::Delete(Kind::Pod, key)));
     }
 
+    /// The Pod of this endpoint is deleted at `ms`: it has its grace from then on.
+    pub(crate) fn pod_is_deleted(&mut self, endpoint: &str, ms: u64) {
+        let mut pod = self.pods[&addr(endpoint).ip()].clone();
+        pod.deletion = Some(at(ms).saturating_add(pod.termination_grace));
+        self.put(ms, Object::Pod(pod.into()));
+    }
+
     /// Puts any other object.
     pub(crate) fn put(&mut self, ms: u64, object: Object) {
         self.changes.push((ms, put(object)));

@@ -6,7 +6,10 @@ use crate::{
 };
 use viptrace::{
     class::{Class, Severity},
-    cluster::{Via, model::TrafficPolicy},
+    cluster::{
+        Kind, Via,
+        model::{Object, TrafficPolicy},
+    },
     flow::{FlowTable, Limits, Reread},
     sighting::{Fact, Hook, PacketFact, Sighting, Status, TcpState},
 };
@@ -201,6 +204,56 @@ fn a_client_that_ends_its_connection_to_a_former_endpoint_misses_nothing() {
     world.shop.leaves(EP, 20_000);
     let script = to_cart().established(10_000).retransmit(15_000, ESTABLISHED);
     assert_eq!(world.verdict(aborted(script, LATER), LATER + 10_000).class, Class::N4);
+}
+
+/// The same, and an old Pod's application ends a connection that it has served since.
+#[test]
+fn an_application_that_resets_after_its_pod_left_the_service_is_no_stale_endpoint() {
+    let left = || {
+        let mut world = World::new();
+        world.shop.ready(OTHER, 0);
+        world.shop.leaves(EP, 20_000);
+        world
+    };
+    let on_another_node = |script: Script| {
+        let mut script = script;
+        script.out.retain(|sighting| sighting.netns != SERVER_NS);
+        script
+    };
+    for after in [5_000, 30_000, 600_000] {
+        let script = || aborted_by_server(to_cart().established(10_000), 20_000 + after);
+        for script in [script(), on_another_node(script())] {
+            let verdict = left().verdict(script, 700_000);
+            assert_eq!(verdict.class, Class::Ok, "{}", verdict.root_cause);
+            assert!(verdict.against.iter().any(|it| it.content.contains("check the application")));
+            let said = |it: &viptrace::verdict::Evidence| it.content.contains("its Pod runs on");
+            assert!(verdict.evidence.iter().any(said), "{:#?}", verdict.evidence);
+        }
+    }
+    let late = || aborted_by_server(to_cart().established(10_000), 620_000);
+    // The Pod is being deleted, is gone, or another Pod has its address and answers with a RST.
+    for ends in [Shop::pod_is_deleted, Shop::pod_ends, Shop::newcomer] {
+        let mut world = left();
+        ends(&mut world.shop, EP, 21_000);
+        assert_eq!(world.verdict(on_another_node(late()), 700_000).class, Class::C7);
+    }
+    // A new Pod of a StatefulSet has the name of its predecessor.
+    let mut world = left();
+    let mut successor = world.shop.pods[&addr(EP).ip()].clone();
+    successor.uid = "successor".into();
+    world.shop.put(25_000, Object::Pod(successor.into()));
+    assert_eq!(world.verdict(on_another_node(late()), 700_000).class, Class::C7);
+    // Nothing answers any more.
+    let silent = falls_silent(to_cart().established(10_000), 620_000, false);
+    assert_eq!(left().verdict(silent, 700_000).class, Class::C7);
+    // A new connection is sent there all the same.
+    let begun_later = aborted_by_server(to_cart().established(60_000), 70_000);
+    assert_eq!(left().verdict(begun_later, 100_000).class, Class::C6);
+    // Without Pods only its own socket shows that it lives.
+    let mut world = left();
+    world.shop.known.retain(|kind| *kind != Kind::Pod);
+    assert_eq!(world.verdict(late(), 700_000).class, Class::Ok);
+    assert_eq!(world.verdict(on_another_node(late()), 700_000).class, Class::C7);
 }
 
 /// The endpoint closed and ended; minutes later the client's pool closes its side, which nobody answers.

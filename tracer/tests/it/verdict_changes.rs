@@ -2,7 +2,7 @@
 
 use crate::{
     cluster_support::{NOT_READY, Shop, TERMINATING, pod},
-    flow_support::{CLIENT, EP, Script, VIP, World, addr},
+    flow_support::{CLIENT, EP, Script, VIP, World, addr, at},
     node_support::Rules,
 };
 use viptrace::{
@@ -180,8 +180,10 @@ fn a_pod_on_the_hosts_network_has_its_own_grace() {
         let mut ingress = pod("cart-0", addr(ON_NODE).ip());
         ingress.host_network = true;
         ingress.termination_grace = std::time::Duration::from_secs(grace);
-        shop.put(0, Object::Pod(ingress.into()));
+        shop.put(0, Object::Pod(ingress.clone().into()));
         shop.leaves(ON_NODE, 20_000);
+        ingress.deletion = Some(at(20_000).saturating_add(ingress.termination_grace));
+        shop.put(20_000, Object::Pod(ingress.into()));
         let reset = Script::new(CLIENT, VIP, Some(ON_NODE))
             .established(10_000)
             .send_reset(100_000, true, TcpState::Established, "TCP_ABORT_ON_CLOSE")

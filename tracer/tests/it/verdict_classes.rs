@@ -535,6 +535,7 @@ fn n8_an_endpoint_that_serves_while_it_terminates() {
 fn n9_and_c7_a_flow_older_than_its_endpoints_removal() {
     let mut world = World::new();
     world.shop.leaves(EP, 20_000);
+    world.shop.pod_is_deleted(EP, 20_000);
     let reset = |ms| {
         to_cart()
             .established(10_000)

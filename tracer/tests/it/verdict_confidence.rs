@@ -73,7 +73,10 @@ fn cases() -> Vec<(Class, World, Script)> {
         (Class::C6, stale(), to_cart().refused(60_000)),
         (
             Class::C7,
-            stale(),
+            of(|shop| {
+                shop.leaves(EP, 20_000);
+                shop.pod_is_deleted(EP, 20_000);
+            }),
             to_cart()
                 .established(10_000)
                 .send_reset(60_000, true, TcpState::Established, "X")

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Whether both are known and differ: a Pod of a `StatefulSet` has the name of its predecessor.
-fn differ(one: &Uid, other: &Uid) -> bool {
+pub(super) fn differ(one: &Uid, other: &Uid) -> bool {
     !one.is_empty() && !other.is_empty() && one != other
 }
 

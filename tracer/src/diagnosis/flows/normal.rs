@@ -54,6 +54,16 @@ pub(super) fn judge(case: &Case<'_>) -> Option<Finding> {
                     "after it was answered the connection was reset by {who}: check the application there"
                 ),
             );
+            if let Some(left) = stale_endpoints::reset_after_leaving(case) {
+                finding = finding.api(
+                    Some(left),
+                    format_args!(
+                        "{} left the endpoints of {}, and its Pod runs on",
+                        case.endpoint_name(),
+                        case.name()
+                    ),
+                );
+            }
             if by == ResetBy::Unknown && !sees_stack_resets(case) {
                 // This node's own stack, or the client's, may have sent it (C13, C15, C18).
                 finding.at_most(Confidence::Medium);

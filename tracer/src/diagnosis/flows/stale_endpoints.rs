@@ -8,6 +8,7 @@ use std::{
 
 use super::{
     Case, Finding,
+    backend_refused::differ,
     datagrams::unanswered_for,
     foreign_rules,
     iptables_sync::lag,
@@ -15,8 +16,8 @@ use super::{
 };
 use crate::{
     class::{Class, Confidence, Severity, action},
-    cluster::{EndpointState, Membership, Via, model::DEFAULT_TERMINATION_GRACE},
-    flow::{MAX_REPETITION, Outcome},
+    cluster::{EndpointState, Kind, Membership, Via, model::DEFAULT_TERMINATION_GRACE},
+    flow::{End, MAX_REPETITION, Outcome, ResetBy},
     net::Protocol,
     sighting::Status,
     time::Timestamp,
@@ -464,11 +465,36 @@ fn unlisted_but_not_stale(case: &Case<'_>) -> Option<&'static str> {
     )
 }
 
+/// When the endpoint left, if it has reset its connection since although it does not end: the Service's selector moved to other
+/// Pods (blue and green), or a label was taken off, and the Pod runs on with its connections.
+pub(super) fn reset_after_leaving(case: &Case<'_>) -> Option<Timestamp> {
+    let (endpoint, cluster, ended) = (case.endpoint?, case.ctx.cluster, case.ended());
+    let is_reset = matches!(case.outcome, Outcome::Reset(ResetBy::Endpoint | ResetBy::Unknown));
+    // The RST of another endpoint, or of this node, which do not know the connection.
+    let is_elsewhere = case.trouble().is_some_and(|trouble| {
+        trouble.picked_up.is_some() || trouble.stack_resets.iter().any(|reset| reset.by == End::Vip)
+    });
+    if !is_reset || is_elsewhere {
+        return None;
+    }
+    let Membership::Left { at, last } = cluster.membership(&case.vip, endpoint, ended) else { return None };
+    let is_alive = match last.pod.filter(|_| cluster.knows(Kind::Pod)) {
+        Some(listed) => cluster.pod(&listed.key, ended).is_some_and(|pod| {
+            let is_same = !differ(&pod.uid, &listed.uid) && pod.ips.contains(&endpoint.ip());
+            is_same && pod.deletion.is_none() && pod.holds_addresses()
+        }),
+        // Only its own socket shows that it is still there.
+        None => case.flow.server.reset_sent().is_some(),
+    };
+    (is_alive && !last.conditions.terminating).then_some(at)
+}
+
 /// N9 or C7.
 /// Mechanism: the entry of an established connection outlives its endpoint; kube-proxy never deletes TCP entries
 /// (kubernetes/kubernetes#100698). In a rolling update the Pod ends its connections within its termination grace: N9. A
 /// connection that broke later left the client with a dead peer: C7. Neither is kube-proxy's fault.
 /// For: NAT decided while the endpoint was listed; it left before the flow ended.
+/// Against: a RST by an endpoint whose Pod runs on: it is the application's, as that of a listed endpoint is.
 pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
     let endpoint = case.endpoint?;
     let ended = case.ended();
@@ -489,7 +515,7 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
         let (repeats, broke) = (case.flow.client.retransmits(), case.flow.broke().unwrap_or(ended));
         repeats.is_seen() && broke <= repeats.last.saturating_add(MAX_REPETITION)
     };
-    if case.is_own_abort() && !had_lost_peer() {
+    if case.is_own_abort() && !had_lost_peer() || reset_after_leaving(case).is_some() {
         return None;
     }
     let grace = termination_grace(case, membership.state(), endpoint.ip());

@@ -25,8 +25,15 @@ const BY_RULE: &[ProxyMode] = &[Iptables, Nftables];
 
 const OUT_OF_WINDOW: &str = "SEQ is over upper bound %u (over the window of the receiver)";
 
-/// cart's endpoint leaves at this time, in milliseconds.
+/// The Pod of cart's endpoint is deleted at this time, in milliseconds.
 fn leaving(mode: ProxyMode, ms: u64) -> World {
+    let mut world = deselected(mode, ms);
+    world.shop.pod_is_deleted(EP, ms);
+    world
+}
+
+/// cart's selector moves to another version, and the Pod of its endpoint runs on.
+fn deselected(mode: ProxyMode, ms: u64) -> World {
     let mut world = world(mode);
     world.shop.leaves(EP, ms);
     world
@@ -122,6 +129,9 @@ fn reset() -> Group<Traced> {
         }),
         case(Class::N9, "the endpoint left ten seconds before", |mode| {
             Traced::of(leaving(mode, 20_000), reset_by_endpoint(cart().established(10_000), 30_000))
+        }),
+        case(Class::Ok, "the endpoint left 80 s before, and its Pod runs on", |mode| {
+            Traced::of(deselected(mode, 20_000), reset_by_endpoint(cart().established(10_000), 100_000))
         }),
         case(Class::Ok, "the application of a listed endpoint resets", |mode| {
             Traced::of(world(mode), reset_by_endpoint(cart().established(10_000), 15_000))
