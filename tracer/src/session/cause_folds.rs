@@ -18,14 +18,15 @@ use crate::{
 
 /// The most causes whose words are kept; beyond it all are dropped, and new flows have words again.
 const MAX_CAUSES: usize = 4096;
-/// How much later than the verdict's own flow another may end that shares it.
+/// How much later than the verdict's own flow, or earlier, another may end that shares it: one that waited comes after younger ones.
 const FRESH: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 struct Cause {
     tally: Tally,
     key: Arc<VerdictKey>,
-    until: Timestamp,
+    /// When the verdict's own flow ended.
+    time: Timestamp,
 }
 
 /// The verdicts that flows can share, and the flows counted since they were last taken.
@@ -52,7 +53,8 @@ impl CauseFolds {
     ) -> Option<&Arc<VerdictKey>> {
         let index = *self.known.get(outline)?;
         let cause = self.causes.get_mut(index)?;
-        if diagnosis::verdict_time(flow) > cause.until {
+        let time = diagnosis::verdict_time(flow);
+        if time.since(cause.time).max(cause.time.since(time)) > FRESH {
             return None;
         }
         self.len += 1;
@@ -64,8 +66,8 @@ impl CauseFolds {
 
     /// Keeps the verdict for later flows.
     pub(super) fn keep(&mut self, outline: Outline, verdict: &Verdict) {
-        let (key, until) = (Arc::new(outline.key.clone()), verdict.time.saturating_add(FRESH));
-        let cause = Cause { tally: Tally::new(Arc::new(verdict.clone())), key, until };
+        let key = Arc::new(outline.key.clone());
+        let cause = Cause { tally: Tally::new(Arc::new(verdict.clone())), key, time: verdict.time };
         if let Some(known) = self.known.get(&outline).and_then(|index| self.causes.get_mut(*index)) {
             self.retired.extend(known.tally.take());
             *known = cause;

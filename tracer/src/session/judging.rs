@@ -86,7 +86,11 @@ impl Pipeline {
         let until = diagnosis::end_of_grace(&flow, &ctx);
         let is_early = for_cluster && now < until;
         let is_wrong = (is_early || !fresh) && diagnosis::is_choice_wrong(&flow, &ctx);
-        if is_early && is_wrong {
+        let departure = || {
+            let until = for_cluster.then(|| diagnosis::end_of_departure(&flow, &ctx)).flatten();
+            until.filter(|until| now < *until)
+        };
+        if let Some(until) = (is_early && is_wrong).then_some(until).or_else(departure) {
             if self.undecided.len() >= self.bounded(MAX_WAITING)
                 && let Some(oldest) = self.undecided.pop()
             {

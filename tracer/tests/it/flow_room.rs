@@ -234,7 +234,8 @@ fn verdicts_come_in_steps_of_bounded_size() {
     for n in 0..3_000 {
         pipeline.observe(connection(n).refused(10_000).out);
     }
-    let (mut judged, mut now) = (0, 12_000);
+    // After the grace, for which refusals wait.
+    let (mut judged, mut now) = (0, 16_000);
     loop {
         let step = pipeline.advance(at(now)).judged.len();
         assert!(step <= 256, "{step} verdicts at once");

@@ -147,6 +147,10 @@ impl Trace {
     fn story(&mut self, end_ms: u64) -> Story {
         let judgements = self.pipeline.finish(at(end_ms));
         self.take(&judgements);
+        while self.pipeline.has_backlog() {
+            let judgements = self.pipeline.judge(at(end_ms));
+            self.take(&judgements);
+        }
         self.read_node(end_ms);
         let [table, wide] = self.reports.each_mut().map(|(report, text)| {
             report.finish(&Summary::default(), &Ending::default()).unwrap();

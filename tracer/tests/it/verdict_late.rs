@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    cluster_support::{NOT_READY, READY, Shop, put, slice},
+    cluster_support::{NOT_READY, READY, Shop, TERMINATING, put, slice},
     flow_support::{CLIENT, EP, Script, VIP, World, addr, at, fold, last_revisions},
     node_support::{Rules, iptables},
     session_support::settings,
@@ -103,6 +103,68 @@ fn a_refusal_waits_for_the_change_that_explains_it() {
     let [(Class::C20, _)] = judged(true)[..] else { panic!("{:?}", judged(true)) };
     let [(Class::C4, ms)] = judged(false)[..] else { panic!("{:?}", judged(false)) };
     assert!(ms > 62_000, "{ms}");
+}
+
+/// The verdicts of these sightings, and when each was given, if an update of the endpoint arrives at `learned`.
+fn learning(world: &World, script: Script, learned: u64, update: Object, until: u64) -> Vec<(Class, u64)> {
+    let mut pipeline = pipeline(world);
+    let mut update = Some(update);
+    let mut sightings = script.in_order().out.into_iter().peekable();
+    let mut judged = Vec::new();
+    for ms in (0..until).step_by(100) {
+        if ms >= learned
+            && let Some(object) = update.take()
+        {
+            pipeline.cluster_mut().history.apply(at(ms), put(object));
+        }
+        while let Some(sighting) = sightings.next_if(|sighting| sighting.time <= at(ms)) {
+            pipeline.observe([sighting]);
+        }
+        let mut found = pipeline.advance(at(ms)).judged;
+        if pipeline.wants_node() {
+            let node = Arc::new(world.node.snapshot(&world.shop.cart));
+            found.extend(pipeline.node_read(node, at(ms), at(ms)).judged);
+        }
+        judged.extend(found.iter().map(|found| (found.verdict.class, ms)));
+    }
+    judged
+}
+
+/// A Pod is evicted, and its application stops listening before viptrace learns that it ends.
+#[test]
+fn a_refusal_by_an_endpoint_waits_for_the_news_of_its_end() {
+    let world = World::of(Shop::with_endpoints(&[EP, OTHER]));
+    let updated = |change: &dyn Fn(&mut Shop)| {
+        let mut later = Shop::with_endpoints(&[EP, OTHER]);
+        change(&mut later);
+        let history = later.history();
+        let slice = history.slices_at(&world.shop.cart.key, at(10)).next().unwrap().clone();
+        Object::EndpointSlice(slice)
+    };
+    let terminates = || updated(&|shop| shop.becomes(EP, TERMINATING, 1));
+    let leaves = || updated(&|shop| shop.leaves(EP, 1));
+    let mut deleted = world.shop.pods[&addr(EP).ip()].clone();
+    deleted.deletion = Some(at(90_000));
+    for script in [to_cart().refused(60_000), to_cart().dead_pod(60_000)] {
+        for update in [terminates(), leaves(), Object::Pod(deleted.clone().into())] {
+            let judged = learning(&world, script.clone(), 60_900, update, 80_000);
+            assert_eq!(judged.iter().map(|(class, _)| *class).collect::<Vec<_>>(), [Class::C5]);
+            assert!(judged[0].1 < 66_000, "{judged:?}");
+        }
+    }
+    // Nothing of the kind comes: its application is down, or only not ready.
+    let not_ready = updated(&|shop| shop.becomes(EP, NOT_READY, 1));
+    for (learned, update) in [(75_000, terminates()), (60_900, not_ready)] {
+        let judged = learning(&world, to_cart().refused(60_000), learned, update, 80_000);
+        let [(Class::C28, ms)] = judged[..] else { panic!("{judged:?}") };
+        assert!((65_000..66_000).contains(&ms), "{ms}");
+    }
+    // The news was there before.
+    let [(Class::C5, ms)] = learning(&world, to_cart().refused(60_000), 59_000, terminates(), 80_000)[..]
+    else {
+        panic!("one verdict")
+    };
+    assert!(ms < 61_000, "{ms}");
 }
 
 /// A refusal despite endpoints is judged by a reading of the node that began after it, which has kube-proxy's pace.

@@ -2,7 +2,7 @@
 
 use std::{
     fmt::{self, Display},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     time::Duration,
 };
 
@@ -318,19 +318,8 @@ pub(super) fn departing(case: &Case<'_>) -> Option<Finding> {
     if !unanswered {
         return None;
     }
-    let cluster = case.ctx.cluster;
     let ended = case.ended();
-    let soon = ended.saturating_add(case.ctx.grace);
-    let removal = || cluster.membership(&case.vip, endpoint, soon).ending_since();
-    let deletion = || {
-        let listed = &member.pod?.key;
-        let pod = cluster.pod(listed, soon).filter(|pod| pod.ips.contains(&endpoint.ip()))?;
-        Some(pod.deletion?.saturating_sub(pod.termination_grace))
-    };
-    let since = match &case.membership {
-        Some(Membership::Member { state, since }) if state.conditions.terminating => Some(*since),
-        _ => removal().or_else(deletion),
-    }?;
+    let since = ending_since(case, endpoint, member)?;
     let verb = if case.outcome == Outcome::Refused { "refused" } else { "did not answer" };
     let when = if since <= ended {
         case.said(format_args!("{} before", length(ended.since(since))))
@@ -360,6 +349,28 @@ pub(super) fn departing(case: &Case<'_>) -> Option<Finding> {
             .if_nothing_was_lost();
     }
     Some(finding)
+}
+
+/// When this member began to end, up to the grace after the flow's own end.
+fn ending_since(case: &Case<'_>, endpoint: SocketAddr, member: &EndpointState<'_>) -> Option<Timestamp> {
+    let cluster = case.ctx.cluster;
+    let soon = case.ended().saturating_add(case.ctx.grace);
+    let removal = || cluster.membership(&case.vip, endpoint, soon).ending_since();
+    let deletion = || {
+        let listed = &member.pod?.key;
+        let pod = cluster.pod(listed, soon).filter(|pod| pod.ips.contains(&endpoint.ip()))?;
+        Some(pod.deletion?.saturating_sub(pod.termination_grace))
+    };
+    match &case.membership {
+        Some(Membership::Member { state, since }) if state.conditions.terminating => Some(*since),
+        _ => removal().or_else(deletion),
+    }
+}
+
+/// Whether the metadata may still show that the endpoint, which refused, ends: its application knows that before the API does.
+pub(super) fn may_depart(case: &Case<'_>) -> bool {
+    let may_end = |endpoint| Some(ending_since(case, endpoint, case.member()?).is_none());
+    case.outcome == Outcome::Refused && case.endpoint.and_then(may_end).unwrap_or(false)
 }
 
 /// The first attempt of a handshake that went to a stale endpoint, if the outcome is due to another attempt: the client
