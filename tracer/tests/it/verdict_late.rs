@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use crate::{
     cluster_support::{NOT_READY, READY, Shop, TERMINATING, put, slice},
     flow_support::{CLIENT, EP, Script, VIP, World, addr, at, fold, last_revisions},
+    ipvs_support::{by_ipvs, reset_by_the_node},
     node_support::{Rules, iptables},
     session_support::settings,
 };
@@ -128,6 +129,36 @@ fn learning(world: &World, script: Script, learned: u64, update: Object, until: 
         judged.extend(found.iter().map(|found| (found.verdict.class, ms)));
     }
     judged
+}
+
+/// kube-proxy removes a real server, and IPVS its connections, before viptrace receives the change.
+#[test]
+fn a_connection_that_ipvs_forgot_waits_for_its_endpoints_removal() {
+    let mut world = World::of(Shop::with_endpoints(&[EP, OTHER]));
+    world.node.mode = Some(ProxyMode::Ipvs);
+    let script = || {
+        let before = to_cart().established(10_000).delete(60_000, Status::SEEN_REPLY | Status::ASSURED);
+        reset_by_the_node(by_ipvs(before), 60_100)
+    };
+    let mut without = World::of(Shop::with_endpoints(&[EP, OTHER]));
+    without.shop.leaves(EP, 1);
+    let removed = || without.shop.history().slices_at(&world.shop.cart.key, at(10)).next().unwrap().clone();
+    let judged = |learned| learning(&world, script(), learned, Object::EndpointSlice(removed()), 80_000);
+    for learned in [59_000, 60_000, 61_000, 64_500] {
+        let [(class, ms)] = judged(learned)[..] else { panic!("one verdict: {:?}", judged(learned)) };
+        assert_eq!(class, Class::C13, "{learned}");
+        assert_eq!(ms < 61_000, learned < 60_100, "{learned}: {ms}");
+    }
+    // It had no reason to go.
+    let [(Class::C15, ms)] = judged(70_000)[..] else { panic!("{:?}", judged(70_000)) };
+    assert!((65_100..66_000).contains(&ms), "{ms}");
+    world.shop.leaves(EP, 61_000);
+    let verdict = world.verdict(script(), 80_000);
+    assert_eq!((verdict.class, verdict.confidence), (Class::C13, Confidence::Medium));
+    let said = |it: &viptrace::verdict::Evidence| {
+        it.content.contains("kube-proxy received the change before viptrace")
+    };
+    assert!(verdict.evidence.iter().any(said), "{:#?}", verdict.evidence);
 }
 
 /// A Pod is evicted, and its application stops listening before viptrace learns that it ends.

@@ -4,6 +4,8 @@
 //! A null binding has no meaning in this mode: IPVS translates after the NAT hooks and changes the reply tuple itself.
 //! The other files have the rules of all modes (stale endpoints, refusing and silent backends, no endpoints).
 
+use std::net::SocketAddr;
+
 use super::{
     Case, Finding,
     iptables_sync::lag,
@@ -154,17 +156,16 @@ pub(super) fn not_scheduled(case: &Case<'_>) -> Option<Finding> {
     )
 }
 
-/// C13.
-/// Mechanism: the real server was removed from the virtual server while the connection was open. With
-/// `vs/expire_nodest_conn=1`, which kube-proxy sets, the connection's entry is deleted: at once since 5.9
-/// (`ip_vs_expire_nodest_conn_flush`); before that, or if a packet is faster, at the next packet, which is dropped with
-/// its old conntrack entry. Later packets find no entry, and the node's own stack resets them. With 0 `ip_vs_in_hook`
-/// drops every packet silently.
-/// For: a packet that was dropped with the entry that IPVS deleted; or the node's reset, or drops before translation,
-/// after the endpoint left its slice.
-/// Against: the endpoint is still listed: then kube-proxy removed an endpoint that the API has.
-pub(super) fn dead_destination(case: &Case<'_>) -> Option<Finding> {
-    let endpoint = case.endpoint?;
+/// The signs that IPVS lost an established connection.
+struct Lost {
+    first: Timestamp,
+    /// A packet was dropped with its entry.
+    has_expired: bool,
+    /// The connection ended at once; otherwise its packets are dropped.
+    ends: bool,
+}
+
+fn lost(case: &Case<'_>) -> Option<Lost> {
     if !case.flow.was_answered() || !(case.failed() || reset_by_node(case).is_some()) {
         return None;
     }
@@ -174,14 +175,42 @@ pub(super) fn dead_destination(case: &Case<'_>) -> Option<Finding> {
     let dropped = dropped.filter(|_| case.is_ipvs());
     let reset = reset_by_node(case).map(|reset| reset.occurrences);
     let first = expired.or(reset).or_else(|| dropped.map(|drop| drop.occurrences))?.first;
-    let gone_since = case.ctx.cluster.membership(&case.vip, endpoint, first).unusable_since();
+    let (has_expired, is_reset) = (expired.is_some(), reset.is_some());
+    Some(Lost { first, has_expired, ends: has_expired || is_reset })
+}
+
+/// When the endpoint left, as far as the first sign that IPVS lost its connection can be due to that: kube-proxy may have received
+/// the change before viptrace did.
+fn gone_since(case: &Case<'_>, endpoint: SocketAddr, first: Timestamp) -> Option<Timestamp> {
+    let gone_at = |at| case.ctx.cluster.membership(&case.vip, endpoint, at).unusable_since();
+    gone_at(first).or_else(|| gone_at(first.saturating_add(case.ctx.grace)))
+}
+
+/// Until when the metadata can still show that IPVS lost a connection because its endpoint left (C13).
+pub(super) fn may_have_left(case: &Case<'_>) -> Option<Timestamp> {
+    let (endpoint, first) = (case.endpoint?, lost(case)?.first);
+    gone_since(case, endpoint, first).is_none().then(|| first.saturating_add(case.ctx.grace))
+}
+
+/// C13.
+/// Mechanism: the real server was removed from the virtual server while the connection was open. With
+/// `vs/expire_nodest_conn=1`, which kube-proxy sets, the connection's entry is deleted: at once since 5.9
+/// (`ip_vs_expire_nodest_conn_flush`); before that, or if a packet is faster, at the next packet, which is dropped with
+/// its old conntrack entry. Later packets find no entry, and the node's own stack resets them. With 0 `ip_vs_in_hook`
+/// drops every packet silently.
+/// For: a packet that was dropped with the entry that IPVS deleted; or the node's reset, or drops before translation,
+/// after the endpoint left its slice, or within the grace before.
+/// Against: the endpoint is still listed: then kube-proxy removed an endpoint that the API has.
+pub(super) fn dead_destination(case: &Case<'_>) -> Option<Finding> {
+    let endpoint = case.endpoint?;
+    let Lost { first, has_expired, ends } = lost(case)?;
+    let gone_since = gone_since(case, endpoint, first);
     // A drop alone can have any cause, and the node also resets after an idle entry ended. Only a packet that is
     // dropped with its entry proves a removed server.
-    if expired.is_none() && gone_since.is_none() {
+    if !has_expired && gone_since.is_none() {
         return None;
     }
-    let ends = expired.is_some() || reset.is_some();
-    let how = if expired.is_some() {
+    let how = if has_expired {
         "IPVS ended the connection at its next packet"
     } else if ends {
         "IPVS's entry went with it, and the node itself reset the connection"
@@ -198,17 +227,25 @@ pub(super) fn dead_destination(case: &Case<'_>) -> Option<Finding> {
                 case.name()
             ),
         )
-        .confidence(if expired.is_some() || setting == Some(ends) {
-            Confidence::High
-        } else {
-            Confidence::Medium
-        })
+        .confidence(if has_expired || setting == Some(ends) { Confidence::High } else { Confidence::Medium })
         .severity(if ends { Severity::Low } else { Severity::Medium });
     if !ends {
         let both = [action::RECONNECT_FROM_ANOTHER_PORT, action::SET_EXPIRE_NODEST];
         finding = finding.now(if setting == Some(true) { &both[..1] } else { &both });
     }
     finding = match gone_since {
+        Some(at) if at > first => {
+            finding.at_most(Confidence::Medium);
+            finding.api(
+                Some(at),
+                format_args!(
+                    "{} left the usable endpoints of {} {} later: kube-proxy received the change before viptrace did",
+                    case.endpoint_name(),
+                    case.name(),
+                    length(at.since(first))
+                ),
+            )
+        }
         Some(at) => finding.api(
             Some(at),
             format_args!("{} left the usable endpoints of {}", case.endpoint_name(), case.name()),

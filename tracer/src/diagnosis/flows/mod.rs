@@ -421,14 +421,18 @@ pub fn is_choice_wrong(flow: &Flow, ctx: &Context<'_>) -> bool {
 }
 
 /// Until when the cluster's metadata can still show that the flow failed because its endpoint ended, as far as it has not shown
-/// that yet; `None` if nothing of the kind would explain it. An endpoint that ends is ahead of viptrace: as for a [wrong choice](end_of_grace), the metadata has the grace to follow.
+/// that yet; `None` if nothing of the kind would explain it. An endpoint that ends, and kube-proxy, which removes it, may both be ahead
+/// of viptrace: as for a [wrong choice](end_of_grace), the metadata has the grace to follow.
 pub fn end_of_departure(flow: &Flow, ctx: &Context<'_>) -> Option<Timestamp> {
     if flow.trouble.is_none() && flow.client.reset_received().is_none() {
         return None;
     }
     let Address::Vip(vip) = case::address(flow, ctx) else { return None };
     let case = Case::new(flow, ctx, vip);
-    stale_endpoints::may_depart(&case).then(|| case.decided.saturating_add(ctx.grace))
+    if stale_endpoints::may_depart(&case) {
+        return Some(case.decided.saturating_add(ctx.grace));
+    }
+    ipvs::may_have_left(&case)
 }
 
 /// Whether a rule stopped a packet of this flow: then the node's rules show which.
