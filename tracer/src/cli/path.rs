@@ -17,6 +17,7 @@ use crate::{
         snapshot::Listing,
     },
     report::{Printer, path},
+    rules::iptables,
 };
 
 /// Finds the way and prints it.
@@ -93,6 +94,14 @@ fn unread(node: &Snapshot, capture: &Capture, family: Family) -> Vec<String> {
         (&[Kind::Addresses, Kind::Interfaces], node.rules.addresses.is_none()),
     ];
     let mut lines = Vec::new();
+    // Beside kube-proxy's rules in the legacy backend. nft's own list has the table.
+    let is_hidden = lacks(Kind::NftRuleset) && lacks(Kind::NftRulesetJson);
+    if is_hidden
+        && node.listings.iptables(family) == Listing::Read
+        && Snapshot::hides(capture, family, "filter")
+    {
+        lines.push(iptables::unprinted(family));
+    }
     for (kinds, _) in wanted.into_iter().filter(|(_, missing)| *missing) {
         let Some(first) = kinds.first() else { continue };
         let gap = node.gaps.iter().find(|gap| kinds.contains(&gap.kind));

@@ -59,16 +59,30 @@ pub fn parse_whole(text: &str, hint: Hint) -> Result<Ruleset, ParseError> {
 /// As [`parse_whole`], for the list of a backend that is not kube-proxy's: what hides a table `filter` in it from iptables is
 /// another program's rule, and hides none of kube-proxy's. The table is noted.
 pub fn parse_beside(text: &str, hint: Hint) -> Result<Ruleset, ParseError> {
-    let hidden = |line: &str| line.strip_prefix('#').and_then(|comment| unprinted::table(comment.trim()));
-    let is_noted = |line: &str| hidden(line.trim()) == Some("filter");
+    let is_noted = |line: &str| is_note_of(line, "filter");
     if !text.lines().any(is_noted) {
         return parse_whole(text, hint);
     }
     // The numbers of the lines stay.
     let rest: Vec<&str> = text.lines().map(|line| if is_noted(line) { "" } else { line }).collect();
     let mut ruleset = parse_whole(&rest.join("\n"), hint)?;
-    ruleset.odd(|| unprinted::why("filter", hint.family.unwrap_or(Family::Ipv4)));
+    ruleset.odd(|| unprinted(hint.family.unwrap_or(Family::Ipv4)));
     Ok(ruleset)
+}
+
+/// Why the table `filter` is not in the list of a backend that is not kube-proxy's.
+pub fn unprinted(family: Family) -> String {
+    unprinted::why("filter", family)
+}
+
+/// Whether the list says that it leaves this table out, because iptables cannot print it.
+pub fn hides(text: &str, table: &str) -> bool {
+    text.lines().any(|line| is_note_of(line, table))
+}
+
+/// Whether the line says so.
+fn is_note_of(line: &str, table: &str) -> bool {
+    line.trim().strip_prefix('#').and_then(|comment| unprinted::table(comment.trim())) == Some(table)
 }
 
 /// The rules, and what the program that wrote the dump left out of it.

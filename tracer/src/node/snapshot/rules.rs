@@ -229,8 +229,15 @@ impl Snapshot {
                         && known.family == table.family
                         && known.name == table.name
                 };
+                // The legacy backend's tables are not nft's, and iptables may not print one of the other's.
+                let is_printed = |known: &Table| {
+                    matches!(known.writer, Writer::Iptables | Writer::IptablesNft)
+                        && known.family == table.family
+                        && known.name == table.name
+                };
                 let of_iptables = IPTABLES_TABLES.contains(&table.name.as_ref())
-                    && self.listings.iptables(table.family) == Listing::Read;
+                    && self.listings.iptables(table.family) == Listing::Read
+                    && (all.all_tables().any(is_printed) || !Self::hides(capture, table.family, &table.name));
                 !of_iptables && !all.all_tables().any(is_same)
             };
             others.tables.retain(is_new);
@@ -238,6 +245,15 @@ impl Snapshot {
             all.absorb(others);
         }
         (all, gaps)
+    }
+
+    /// Whether a list of iptables says that it leaves this table out, because iptables cannot print it.
+    pub fn hides(capture: &Capture, family: Family, table: &str) -> bool {
+        let kinds = match family {
+            Family::Ipv4 => Kind::IPTABLES,
+            Family::Ipv6 => Kind::IP6TABLES,
+        };
+        kinds.iter().filter_map(|kind| capture.text(*kind)).any(|text| iptables::hides(text, table))
     }
 
     /// Whether a list of rules exists but cannot be parsed in any form. In nftables mode iptables' lists do not have kube-proxy's.
