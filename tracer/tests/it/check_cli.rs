@@ -226,6 +226,23 @@ fn a_node_that_the_folder_does_not_have_is_an_error_with_those_that_it_has() {
     }
 }
 
+/// `viptrace capture` without `--node` names its capture after the host, which a cloud or `--hostname-override` names otherwise
+/// than the Node.
+#[test]
+fn a_capture_that_is_named_after_its_host_is_of_the_node_that_its_lists_have() {
+    let node = Gathered::new(&["kube-proxy/worker-1/iptables"]);
+    let manifest = r#"{"kind": "viptrace-capture", "format": 1, "viptrace": "0.1.0", "node": "ip-192-0-2-11",
+        "taken": "2026-11-20T23:25:05Z", "taken_ns": 1795217105000000000}"#;
+    node.write("viptrace-capture.json", manifest);
+    let output = check(&node, &["--node", "worker-1", "-o", "json"]);
+    let record: Value =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", text(&output.stderr)));
+    assert_eq!(record["node"], "worker-1", "{record:#}");
+    let refused = check(&node, &["--node", "worker-9"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused.stderr).contains("has no node worker-9"), "{}", text(&refused.stderr));
+}
+
 #[test]
 fn capture_refuses_a_folder_that_is_not_its_own() {
     let folder = tempfile::tempdir().unwrap();

@@ -10,6 +10,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use serde_json::Value;
+
 use super::{Artifact, Capture, Entry, Kind, MANIFEST, Manifest, manifest::Missing, recognise::recognise};
 use crate::{
     node::gap::Reason,
@@ -92,16 +94,20 @@ pub fn read(dir: &Path, node: Option<&str>) -> Result<ReadFolder, FolderError> {
     if found.is_empty() {
         return Err(FolderError::Empty { path: dir.to_owned(), seen: paths.len() });
     }
+    let mut called = node;
     if let Some(node) = node {
         let captured: BTreeSet<&str> =
             manifests.iter().filter_map(|(_, manifest)| manifest.node.as_deref()).collect();
         let is_here = captured.contains(node) || found.iter().any(|file| is_below(dir, &file.path, node));
         if !is_here && !captured.is_empty() {
-            let captured = shortened(&captured);
-            return Err(FolderError::OtherNode { path: dir.to_owned(), node: node.to_owned(), captured });
+            if !is_name_of_host(&captured, node, &found) {
+                let captured = shortened(&captured);
+                return Err(FolderError::OtherNode { path: dir.to_owned(), node: node.to_owned(), captured });
+            }
+            called = None;
         }
     }
-    let manifest = choose_manifest(&manifests, node);
+    let manifest = choose_manifest(&manifests, called);
     let mut capture = Capture { node: node.map(str::to_owned), ..Capture::default() };
     if let Some(manifest) = manifest {
         capture.taken = Some(Timestamp::from_unix_ns(manifest.taken_ns));
@@ -120,6 +126,15 @@ fn choose_manifest<'m>(manifests: &'m [(PathBuf, Manifest)], node: Option<&str>)
             .map(|(_, manifest)| manifest)
             .find(|manifest| node.is_some() && manifest.node.as_deref() == node),
     }
+}
+
+/// Whether the only capture is named after its host, as without `--node`, and the lists know that host by the node's name.
+fn is_name_of_host(captured: &BTreeSet<&str>, node: &str, found: &[Found]) -> bool {
+    let lists = found.iter().filter(|file| file.kind == Kind::Nodes);
+    let lists: Vec<Value> = lists.filter_map(|file| serde_json::from_str(&file.text).ok()).collect();
+    let items = lists.iter().filter_map(|list| list.get("items")?.as_array()).flatten();
+    let names: BTreeSet<&str> = items.filter_map(|item| item.pointer("/metadata/name")?.as_str()).collect();
+    captured.len() == 1 && names.contains(node) && names.is_disjoint(captured)
 }
 
 /// Whether the file is in a folder of `dir` with the node's name.
