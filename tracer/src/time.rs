@@ -62,13 +62,16 @@ impl Timestamp {
     }
 
     /// The latest time of a change that an API object has with this time: an API server writes whole seconds, and cuts off the rest.
-    /// A time with a fraction is of an event, and exact.
+    /// On the clock of a trace they are whole within the error of reading the wall clock. Another time is of an event, and exact.
     #[must_use]
     pub(crate) const fn at_latest(self) -> Self {
         const SECOND_NS: u64 = 1_000_000_000;
+        const ERROR_NS: u64 = 500_000;
         match self {
             Self::MIN | Self::MAX => self,
-            Self(ns) if ns % SECOND_NS == 0 => Self(ns.saturating_add(SECOND_NS - 1)),
+            Self(ns) if ns.saturating_add(ERROR_NS) % SECOND_NS <= 2 * ERROR_NS => {
+                Self(ns.saturating_add(SECOND_NS - 1))
+            }
             exact => exact,
         }
     }
@@ -193,6 +196,22 @@ mod tests {
 
     fn by_jiff(ns: u64) -> String {
         format!("{:.9}", jiff::Timestamp::from_nanosecond(i128::from(ns)).unwrap())
+    }
+
+    /// A trace brings the times of objects to its own clock, of which the wall clock is ahead by the error of its reading.
+    #[test]
+    fn a_time_of_whole_seconds_is_known_on_the_clock_of_a_trace() {
+        let second = Timestamp::from_unix_secs(20);
+        for ns in [0, 137, -137, 40_000, -40_000] {
+            let (at, late) = (second.shifted(ns), second.shifted(ns + 999_999_999));
+            assert_eq!(at.at_latest(), late, "{ns}");
+        }
+        let exact = second.shifted(1_000_000);
+        assert_eq!(exact.at_latest(), exact);
+        assert_eq!(
+            [Timestamp::MIN, Timestamp::MAX].map(Timestamp::at_latest),
+            [Timestamp::MIN, Timestamp::MAX]
+        );
     }
 
     #[test]
