@@ -418,9 +418,10 @@ impl Agent {
         self.config.borrow().drain.get()
     }
 
-    /// How much of it is left.
+    /// How much of it is left: always some, since what was judged last is still to be written.
     pub(crate) fn time_left(&self) -> Duration {
-        self.until.map_or_else(|| self.drain_limit(), |until| until.saturating_duration_since(Instant::now()))
+        let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
+        left.unwrap_or_else(|| self.drain_limit()).max(LAST_WORDS)
     }
 
     /// The agent was asked to end: it is not ready any more.
