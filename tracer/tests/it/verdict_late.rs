@@ -82,27 +82,14 @@ fn a_connection_that_a_stale_endpoint_delayed_is_reported_once_that_is_known() {
 /// kube-proxy writes the rule of a Service without endpoints before viptrace receives the change.
 #[test]
 fn a_refusal_waits_for_the_change_that_explains_it() {
-    let judged = |is_last_to_go: bool| {
-        let world = World::new();
-        let mut pipeline = pipeline(&world);
-        pipeline.observe(Script::new(CLIENT, VIP, None).unreach(60_000, 3).connect_failed(60_001).out);
-        let mut judged = Vec::new();
-        for ms in (60_000..80_000).step_by(100) {
-            if is_last_to_go && ms == 60_900 {
-                let none = slice(&world.shop.cart, addr(EP), Vec::new());
-                pipeline.cluster_mut().history.apply(at(ms), put(Object::EndpointSlice(none.into())));
-            }
-            let mut found = pipeline.advance(at(ms)).judged;
-            if pipeline.wants_node() {
-                let node = Arc::new(world.node.snapshot(&world.shop.cart));
-                found.extend(pipeline.node_read(node, at(ms), at(ms)).judged);
-            }
-            judged.extend(found.iter().map(|found| (found.verdict.class, ms)));
-        }
-        judged
+    let world = World::new();
+    let judged = |learned: u64| {
+        let script = Script::new(CLIENT, VIP, None).unreach(60_000, 3).connect_failed(60_001);
+        let none = slice(&world.shop.cart, addr(EP), Vec::new());
+        learning(&world, script, learned, Object::EndpointSlice(none.into()), 80_000)
     };
-    let [(Class::C20, _)] = judged(true)[..] else { panic!("{:?}", judged(true)) };
-    let [(Class::C4, ms)] = judged(false)[..] else { panic!("{:?}", judged(false)) };
+    let [(Class::C20, _)] = judged(60_900)[..] else { panic!("{:?}", judged(60_900)) };
+    let [(Class::C4, ms)] = judged(u64::MAX)[..] else { panic!("{:?}", judged(u64::MAX)) };
     assert!(ms > 62_000, "{ms}");
 }
 

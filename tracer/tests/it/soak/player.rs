@@ -223,7 +223,7 @@ pub(crate) fn update(ms: u64, change: Change) -> Update {
         Change::Put(trimmed) => trimmed.object.kind(),
         Change::Delete(kind, _) => *kind,
     };
-    // A watch has the time of the event. Only objects of a list have times of whole seconds.
-    let received = at(ms).saturating_add(Duration::from_micros(1));
+    // A watch has the time of the event. Only objects of a list have times of whole seconds, to the half millisecond.
+    let received = at(ms).saturating_add(Duration::from_millis(1));
     Update { kind, received, event: Event::Changed(change) }
 }
