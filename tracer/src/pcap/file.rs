@@ -135,7 +135,7 @@ pub fn read<R: Read + Send>(
     let start = start.get(..read).unwrap_or_default();
     match start {
         [] => return Err(CaptureError::Empty),
-        [0x1f, 0x8b, ..] | [0x28, 0xb5, 0x2f, 0xfd, ..] | [0xfd, b'7', b'z', b'X'] => {
+        [0x1f, 0x8b, ..] | [0x28, 0xb5, 0x2f, 0xfd, ..] | [0xfd, b'7', b'z', b'X', ..] => {
             return Err(CaptureError::Compressed);
         }
         _ => {}

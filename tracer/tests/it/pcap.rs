@@ -212,6 +212,8 @@ fn other_files_are_refused_with_a_hint() {
             "neither a pcap nor a pcapng file",
         ),
         (b"\x1f\x8b\x08\x00 compressed", "gunzip"),
+        (b"\x28\xb5\x2f\xfd compressed", "gunzip"),
+        (b"\xfd7zXZ\x00 compressed", "gunzip"),
     ] {
         let (status, _, stderr) = records(bytes);
         assert_eq!(status, Some(1));
