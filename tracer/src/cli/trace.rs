@@ -712,8 +712,7 @@ impl<'a> Trace<'a> {
         if self.options.record.is_none()
             && let Some(failure) = recorded.as_ref().and_then(|finished| finished.failure.as_ref())
         {
-            let covered = failure.covered.to_the_millisecond();
-            sink.gap(&format!("the last segment ends at {covered}: {}", failure.error));
+            sink.gap(&record::broken_off("the last segment", failure));
         }
         let note = recorded.zip(self.options.record.as_ref()).map(|(finished, record)| {
             let (note, missing) = record::ended(&record.path, &finished);

@@ -217,17 +217,13 @@ impl SocketEnd {
         let resets = [self.reset_sent(), self.reset_received()].into_iter().flatten();
         // tcp_close with unread data closes the socket before it sends the RST.
         let closed = self.closed.map(|closed| closed.from);
-        let mut states = resets.map(|reset| {
+        let states = resets.map(|reset| {
             if reset.state == TcpState::Close { closed.unwrap_or(TcpState::Close) } else { reset.state }
         });
-        let was_reset_before = states.any(|state| !follows_fin(state));
+        let mut states = states.peekable();
+        let was_reset = states.peek().is_some();
         let repeats = self.trouble.as_ref().is_some_and(|trouble| trouble.after_fin > 0);
-        let is_later = |reset: Option<&ResetEvent>| reset.is_some_and(|reset| follows_fin(reset.state));
-        !was_reset_before
-            && (repeats
-                || closed.is_some_and(follows_fin)
-                || is_later(self.reset_sent())
-                || is_later(self.reset_received()))
+        states.all(follows_fin) && (was_reset || repeats || closed.is_some_and(follows_fin))
     }
 
     /// The last repetition before the other end closed its side.

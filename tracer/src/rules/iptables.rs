@@ -56,15 +56,12 @@ pub fn parse_whole(text: &str, hint: Hint) -> Result<Ruleset, ParseError> {
     }
 }
 
-/// As [`parse_whole`], for the list of a backend that is not kube-proxy's: what hides a table `filter` in it from iptables is
-/// another program's rule, and hides none of kube-proxy's. The table is noted.
+/// As [`parse_whole`], for the list of a backend that is not kube-proxy's and that [hides](hides) a table `filter`: that is
+/// another program's, and hides no rule of kube-proxy's. The table is noted.
 pub fn parse_beside(text: &str, hint: Hint) -> Result<Ruleset, ParseError> {
-    let is_noted = |line: &str| is_note_of(line, "filter");
-    if !text.lines().any(is_noted) {
-        return parse_whole(text, hint);
-    }
     // The numbers of the lines stay.
-    let rest: Vec<&str> = text.lines().map(|line| if is_noted(line) { "" } else { line }).collect();
+    let rest: Vec<&str> =
+        text.lines().map(|line| if is_note_of(line, "filter") { "" } else { line }).collect();
     let mut ruleset = parse_whole(&rest.join("\n"), hint)?;
     ruleset.odd(|| unprinted(hint.family.unwrap_or(Family::Ipv4)));
     Ok(ruleset)

@@ -36,6 +36,20 @@ pub(crate) fn addr(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
+/// Observes the sightings in steps of half a second, and returns what is handed out meanwhile.
+pub(crate) fn in_steps(table: &mut FlowTable, script: Script, until: u64) -> Vec<Flow> {
+    let mut flows = Vec::new();
+    let mut sightings = script.in_order().out.into_iter().peekable();
+    for ms in (0..=until).step_by(500) {
+        while let Some(sighting) = sightings.next_if(|sighting| sighting.time <= at(ms)) {
+            table.observe(sighting);
+        }
+        table.advance(at(ms));
+        flows.extend(table.drain_settled());
+    }
+    flows
+}
+
 /// One connection and the sightings of it.
 #[derive(Clone, Debug)]
 pub(crate) struct Script {

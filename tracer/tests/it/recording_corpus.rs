@@ -4,13 +4,17 @@
 //! `cargo xtask test --keep-recordings` makes them. `NAME.expected` has a line for the last verdict on each flow:
 //! class, Service port, VIP, endpoint, client. `VIPTRACE_BLESS=1` rewrites it, to be reviewed before it is committed.
 
+#[path = "../../src/recording/fixtures.rs"]
+mod fixtures;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     env, fs,
     io::Cursor,
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
 
+use fixtures::recordings;
 use proptest::{collection::vec, prelude::*, sample::Index};
 use viptrace::{
     class::Class,
@@ -21,16 +25,6 @@ use viptrace::{
     session::{Detail, Judgements},
     verdict::Verdict,
 };
-
-fn recordings() -> Vec<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/recordings");
-    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let mut paths: Vec<_> =
-        entries.filter(|path| path.extension().is_some_and(|extension| extension == "viptrace")).collect();
-    paths.sort();
-    assert!(!paths.is_empty());
-    paths
-}
 
 /// By client and beginning.
 pub(crate) type Verdicts = BTreeMap<(String, String), Verdict>;

@@ -2,7 +2,7 @@
 
 use crate::{
     cluster_support::{Shop, TERMINATING},
-    flow_support::{CLIENT, EP, SERVER_NS, Script, VIP, World, addr, at, fold, last_revisions},
+    flow_support::{CLIENT, EP, SERVER_NS, Script, VIP, World, addr, at, fold, in_steps, last_revisions},
 };
 use viptrace::{
     class::{Class, Severity},
@@ -77,18 +77,10 @@ fn of_agent() -> (World, Limits) {
 /// The classes of all verdicts, also of those that a later one withdraws.
 fn all(world: &World, limits: Limits, script: Script, until: u64) -> Vec<Class> {
     let mut table = FlowTable::new(limits);
-    let mut seen = Vec::new();
-    let mut sightings = script.in_order().out.into_iter().peekable();
-    for ms in (0..=until).step_by(500) {
-        while let Some(sighting) = sightings.next_if(|sighting| sighting.time <= at(ms)) {
-            table.observe(sighting);
-        }
-        table.advance(at(ms));
-        seen.extend(table.drain_settled().map(|flow| world.judge(&flow).unwrap().class));
-    }
+    let mut flows = in_steps(&mut table, script, until);
     table.finish(at(until));
-    seen.extend(table.drain_settled().map(|flow| world.judge(&flow).unwrap().class));
-    seen
+    flows.extend(table.drain_settled());
+    flows.iter().map(|flow| world.judge(flow).unwrap().class).collect()
 }
 
 /// One packet is dropped as invalid, its repetition passes, and the connection goes on for an hour.

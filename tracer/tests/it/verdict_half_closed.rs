@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    flow_support::{CLIENT, CT, EP, NODE, Script, VIP, World, addr, at},
+    flow_support::{CLIENT, CT, EP, NODE, Script, VIP, World, addr, at, in_steps},
     ipvs_support::{by_ipvs, null_bound, packet},
 };
 use viptrace::{
@@ -113,15 +113,7 @@ fn world(endpoint_leaves: bool) -> World {
 /// All that is handed out of these sightings in steps of half a second, and the flows that are held in the end.
 fn handed_out(script: Script, limits: Limits, until: u64) -> (Vec<Flow>, usize) {
     let mut table = FlowTable::new(limits);
-    let mut flows = Vec::new();
-    let mut sightings = script.in_order().out.into_iter().peekable();
-    for ms in (0..=until).step_by(500) {
-        while let Some(sighting) = sightings.next_if(|sighting| sighting.time <= at(ms)) {
-            table.observe(sighting);
-        }
-        table.advance(at(ms));
-        flows.extend(table.drain_settled());
-    }
+    let flows = in_steps(&mut table, script, until);
     (flows, table.len())
 }
 

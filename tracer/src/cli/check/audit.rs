@@ -19,6 +19,9 @@ use crate::{
     text::{length, shortened},
 };
 
+/// The remedy where a folder does not have the node that was named.
+const NODE_OF_FOLDER: &str = "leave out --node, or name a node that the folder has";
+
 /// Runs the check and prints it.
 pub(in crate::cli) fn run(options: &CheckOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
     let saved = options.compare.as_deref().map(read_saved).transpose()?;
@@ -100,7 +103,7 @@ pub(in crate::cli) fn read_folder(
     let is_of_others = matches!(read, Err(folder::FolderError::OtherNode { .. }));
     let read = read.hint(|| {
         if is_of_others {
-            "leave out --node, or name a node that the folder has".to_owned()
+            NODE_OF_FOLDER.to_owned()
         } else {
             "`viptrace capture DIR` makes such a folder on a node".to_owned()
         }
@@ -134,7 +137,7 @@ pub(in crate::cli) fn require_node(
         return Ok(());
     }
     Err(anyhow::anyhow!("{} has no node {node}: it has {}", dir.display(), shortened(&names)))
-        .hint(|| "leave out --node, or name a node that the folder has".to_owned())
+        .hint(|| NODE_OF_FOLDER.to_owned())
 }
 
 /// Fails if the Service does not exist.

@@ -51,14 +51,18 @@ pub(super) fn failed(path: &Path, failure: &Failure) -> String {
     )
 }
 
+/// What a recording that could not be written to its end lacks.
+pub(super) fn broken_off(what: &str, failure: &Failure) -> String {
+    format!("{what} ends at {}: {}", failure.covered.to_the_millisecond(), failure.error)
+}
+
 /// The message at the end, and the gaps for the summary.
 pub(super) fn ended(path: &Path, finished: &Finished) -> (String, Vec<String>) {
     let Finished { bytes, records, dropped, failure } = finished;
     let path = path.display();
     let mut gaps = Vec::new();
     if let Some(failure) = failure {
-        let covered = failure.covered.to_the_millisecond();
-        gaps.push(format!("the recording {path} ends at {covered}: {}", failure.error));
+        gaps.push(broken_off(&format!("the recording {path}"), failure));
     }
     if dropped.records > 0 || dropped.others > 0 {
         gaps.push(format!(

@@ -1,6 +1,5 @@
-//! The Service differs from the client's assumption: wrong port (C5c), a label that makes kube-proxy
-//! leave it out (C5d), a Local policy without a
-//! local endpoint (C21, C22), no address at all (C27); and hints that narrow its endpoints (C25).
+//! The Service differs from the client's assumption: wrong port (C5c), a label that makes kube-proxy leave it out (C5d), a
+//! Local policy without a local endpoint (C21, C22), no address at all (C27); and hints that narrow its endpoints (C25).
 
 use std::net::SocketAddr;
 

@@ -212,13 +212,17 @@ fn take(mode: ProxyMode, facts: &Facts, discrepancies: &[Discrepancy], findings:
     of_outage(&named, findings);
 }
 
+/// Whether it is of a lost API, which concerns the rules of all Services.
+fn is_outage(finding: &Finding) -> bool {
+    finding.class == Class::C2 && finding.service.is_none()
+}
+
 /// The rules show whether an outage of the API has an effect: if they do, a suspected one is certain. If they have
 /// every change, a change that kube-proxy queued nothing for concerned no rule.
 fn of_outage(named: &[Named<'_>], findings: &mut Vec<Finding>) {
-    let lost = |finding: &Finding| finding.class == Class::C2 && finding.service.is_none();
     let unheard = named.iter().any(|(_, found)| found.sync == SyncState::Unheard);
     let stale = named.iter().any(|(class, found)| *class == Class::C6 && found.sync == SyncState::Unknown);
-    if let Some(cause) = findings.iter_mut().find(|finding| lost(finding))
+    if let Some(cause) = findings.iter_mut().find(|finding| is_outage(finding))
         && (unheard || stale && cause.level != Level::Note)
     {
         cause.level = Level::Fault;
@@ -229,7 +233,7 @@ fn of_outage(named: &[Named<'_>], findings: &mut Vec<Finding>) {
             finding.level == Level::Warning
                 && finding.evidence.iter().all(|evidence| evidence.r#type == EvidenceType::Api)
         };
-        findings.retain(|finding| !(lost(finding) && only_suspected(finding)));
+        findings.retain(|finding| !(is_outage(finding) && only_suspected(finding)));
     }
 }
 
@@ -285,7 +289,7 @@ fn whole_node(facts: &Facts, discrepancies: &[Named<'_>], findings: &mut Vec<Fin
 }
 
 fn unheard(services: &BTreeMap<&str, Vec<&Discrepancy>>, findings: &mut Vec<Finding>) {
-    if findings.iter().any(|finding| finding.class == Class::C2 && finding.service.is_none()) {
+    if findings.iter().any(is_outage) {
         return;
     }
     let names: Vec<&str> = services.keys().take(MAX_QUOTED).copied().collect();

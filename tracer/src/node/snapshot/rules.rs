@@ -130,11 +130,14 @@ impl Reader<'_> {
         let is_in_legacy = legacy.as_ref().is_some_and(leads_to_services);
         let mut parse = |kind, writer| {
             self.parse(kind, |text| {
-                let beside = is_in_legacy.then(|| iptables::parse_beside(text, hint(writer)));
-                match beside {
-                    Some(Ok(rules)) if !leads_to_services(&rules) => Ok(rules),
-                    _ => iptables::parse_whole(text, hint(writer)),
+                if is_in_legacy
+                    && iptables::hides(text, "filter")
+                    && let Ok(rules) = iptables::parse_beside(text, hint(writer))
+                    && !leads_to_services(&rules)
+                {
+                    return Ok(rules);
                 }
+                iptables::parse_whole(text, hint(writer))
             })
         };
         let nft = parse(nft, Some(Writer::IptablesNft));
@@ -224,21 +227,18 @@ impl Snapshot {
                 }
             };
             let is_new = |table: &Table| {
-                let is_same = |known: &Table| {
-                    known.writer == Writer::Nftables
-                        && known.family == table.family
-                        && known.name == table.name
+                let is_known_by = |writers: &[Writer]| {
+                    let mut namesakes = all
+                        .all_tables()
+                        .filter(|known| known.family == table.family && known.name == table.name);
+                    namesakes.any(|known| writers.contains(&known.writer))
                 };
                 // The legacy backend's tables are not nft's, and iptables may not print one of the other's.
-                let is_printed = |known: &Table| {
-                    matches!(known.writer, Writer::Iptables | Writer::IptablesNft)
-                        && known.family == table.family
-                        && known.name == table.name
-                };
                 let of_iptables = IPTABLES_TABLES.contains(&table.name.as_ref())
                     && self.listings.iptables(table.family) == Listing::Read
-                    && (all.all_tables().any(is_printed) || !Self::hides(capture, table.family, &table.name));
-                !of_iptables && !all.all_tables().any(is_same)
+                    && (is_known_by(&[Writer::Iptables, Writer::IptablesNft])
+                        || !Self::hides(capture, table.family, &table.name));
+                !of_iptables && !is_known_by(&[Writer::Nftables])
             };
             others.tables.retain(is_new);
             all.others.append(&mut others.tables);
