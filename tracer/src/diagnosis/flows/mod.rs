@@ -424,7 +424,9 @@ pub fn is_choice_wrong(flow: &Flow, ctx: &Context<'_>) -> bool {
 /// that yet; `None` if nothing of the kind would explain it. An endpoint that ends, and kube-proxy, which removes it, may both be ahead
 /// of viptrace: as for a [wrong choice](end_of_grace), the metadata has the grace to follow.
 pub fn end_of_departure(flow: &Flow, ctx: &Context<'_>) -> Option<Timestamp> {
-    if flow.trouble.is_none() && flow.client.reset_received().is_none() {
+    let is_healthy = flow.trouble.is_none() && flow.client.reset_received().is_none();
+    // Every flow asks for this, and the rest takes look-ups.
+    if is_healthy || !(flow.was_answered() || flow.outcome() == Outcome::Refused) {
         return None;
     }
     let Address::Vip(vip) = case::address(flow, ctx) else { return None };
