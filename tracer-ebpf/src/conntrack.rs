@@ -23,7 +23,7 @@ at_entry!(kill_acct, kill_acct_fentry, on_kill_acct);
 at_entry!(delete, delete_fentry, on_delete);
 
 /// The fields of a record besides the conntrack entry.
-struct Note {
+pub(crate) struct Note {
     ctinfo: u32,
     detail: u32,
     with_task: bool,
@@ -32,8 +32,13 @@ struct Note {
 
 impl Note {
     #[inline(always)]
-    fn of(ctinfo: u32, detail: u32) -> Self {
+    pub(crate) fn of(ctinfo: u32, detail: u32) -> Self {
         Self { ctinfo, detail, with_task: false, with_tcp_state: false }
+    }
+
+    #[inline(always)]
+    pub(crate) fn with_tcp_state(self, with_tcp_state: bool) -> Self {
+        Self { with_tcp_state, ..self }
     }
 }
 
@@ -209,17 +214,24 @@ fn report(ctx: &impl EbpfContext, hook: Hook, ct: u64, note: &Note) {
     if is_failure && recorder::on() && !failures::admits(hook, 0, Failed::Entry { ct }) {
         return;
     }
-    let Some(mut entry) = output::reserve::<ConntrackRecord>(hook) else { return };
+    write(ctx, hook as u32, matches!(hook, Hook::Confirm), ct, note);
+}
+
+/// Writes the record of a hook by its number.
+#[inline(always)]
+pub(crate) fn write(ctx: &impl EbpfContext, hook: u32, is_decision: bool, ct: u64, note: &Note) {
+    let Some(mut entry) = output::reserve_at::<ConntrackRecord>(hook, is_decision) else { return };
     let record = entry.as_mut_ptr();
     // SAFETY: the record is the ring buffer's, of its size and alignment, and this program's alone until it is
     // submitted or discarded. Every field is written before it is submitted.
     unsafe {
         if !output::copy(&raw mut (*record).ct_head, head(ct)) {
-            messages::unreadable(hook as u32);
+            messages::unreadable(hook);
             output::discard(entry);
             return;
         }
-        (*record).header = output::header(hook, Kind::Conntrack, netns_in(&raw const (*record).ct_head, ct));
+        (*record).header =
+            output::header_at(hook, Kind::Conntrack, netns_in(&raw const (*record).ct_head, ct));
         (*record).ct = ct;
         (*record).ctinfo = note.ctinfo;
         (*record).detail = note.detail;

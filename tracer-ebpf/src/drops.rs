@@ -56,6 +56,6 @@ fn on_kfree_skb(ctx: &impl Entry) {
     let Some(packet) = Packet::concerned((hook, reason), skb, nfct) else { return };
     let Some(mut entry) = output::reserve::<PacketRecord>(hook) else { return };
     let flags = (u32::from(table_full) * FLAG_TABLE_FULL) | (site << SITE_SHIFT);
-    packet.fill(&mut entry, (hook, Kind::Packet), reason, 0, flags);
+    packet.fill(&mut entry, (hook as u32, Kind::Packet), reason, 0, flags);
     output::submit(entry);
 }

@@ -69,12 +69,18 @@ unsafe impl output::Scalar for Ends {}
 /// are reported first, and stay where the failure does.
 #[inline(always)]
 pub(crate) fn admits(hook: Hook, reason: u32, failed: Failed) -> bool {
+    admits_at(hook as u32, reason, failed)
+}
+
+/// The same for a hook by its number.
+#[inline(always)]
+pub(crate) fn admits_at(hook: u32, reason: u32, failed: Failed) -> bool {
     let (kind, netns, address) = match failed {
         Failed::Entry { ct } => (ENTRY, 0, output::number(ct)),
         Failed::Packet { netns, network } => (PACKET, netns, network),
         Failed::Socket { netns, sk } => (SOCKET, netns, sk),
     };
-    admits_failure(hook as u32 | kind, reason, netns, address) != 0
+    admits_failure(hook | kind, reason, netns, address) != 0
 }
 
 /// One for all kinds, and each function called at one place: since 7.2 the verifier examines a function once more for each

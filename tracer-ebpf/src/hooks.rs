@@ -3,9 +3,11 @@
 //! Constant data for both halves: the programs name a hook in their records; user space plans, attaches, decodes and
 //! reports by the row. Nothing here decides anything.
 
+mod cookie;
 mod table;
 
 use crate::Kind;
+pub use cookie::Cookie;
 pub use table::Hook;
 
 /// Every fact about one hook.
@@ -43,6 +45,8 @@ pub enum Attach {
         /// The part of the function that is entered instead where the compiler split it: callers in the same module
         /// then make the function's first test themselves. It has the function's arguments. Only a kprobe reaches it.
         split_part: Option<&'static str>,
+        /// What the program that failing functions share does here; `None` for functions with programs of their own only.
+        shared: Option<Cookie>,
     },
     /// At a function's return with its arguments: by fexit, else by a kprobe and a kretprobe joined by CPU and nesting
     /// depth.
@@ -79,13 +83,26 @@ impl Copies {
 
 impl Attach {
     const fn entry(kprobe: &'static str, fentry: &'static [&'static str; 1]) -> Self {
-        Self::Entry { kprobe, fentry: Some(Copies::of(fentry, 1)), split_part: None }
+        Self::Entry { kprobe, fentry: Some(Copies::of(fentry, 1)), split_part: None, shared: None }
+    }
+
+    /// Likewise, or by the program that such functions share.
+    const fn shared(kprobe: &'static str, fentry: &'static [&'static str; 1], cookie: Cookie) -> Self {
+        Self::Entry { kprobe, fentry: Some(Copies::of(fentry, 1)), split_part: None, shared: Some(cookie) }
     }
 
     /// As [`Self::Entry::split_part`].
     pub const fn split_part(self) -> Option<&'static str> {
         match self {
             Self::Entry { split_part, .. } => split_part,
+            _ => None,
+        }
+    }
+
+    /// As [`Self::Entry::shared`].
+    pub const fn cookie(self) -> Option<Cookie> {
+        match self {
+            Self::Entry { shared, .. } => shared,
             _ => None,
         }
     }
@@ -189,5 +206,18 @@ mod tests {
         }
         assert_eq!(Hook::from_number(21), None);
         assert_eq!(Hook::from_number(u8::MAX), None);
+    }
+
+    #[test]
+    fn a_cookie_names_its_hook_and_the_argument_that_btf_confirms() {
+        for hook in Hook::ALL {
+            let Some(cookie) = hook.spec().attach.cookie() else { continue };
+            let number = cookie.at(*hook);
+            assert_eq!(number & Cookie::HOOK_MASK, *hook as u64);
+            let subject = number >> Cookie::SUBJECT_SHIFT & Cookie::WORD_MASK;
+            let named = hook.spec().arguments.iter().find(|(_, position)| *position as u64 == subject);
+            let (name, _) = named.unwrap();
+            assert_eq!(*name == "ct", number & Cookie::OF_ENTRY != 0, "{hook:?}");
+        }
     }
 }

@@ -12,7 +12,7 @@
 
 mod hooks;
 
-pub use hooks::{Attach, Copies, HOOK_SLOTS, Hook, HookSpec, IPVS, LOST_ANY, Need};
+pub use hooks::{Attach, Cookie, Copies, HOOK_SLOTS, Hook, HookSpec, IPVS, LOST_ANY, Need};
 
 /// Bytes of `struct nf_conn` that a record carries: zone, both tuples and status (offsets 12 to 148 on 5.10, 12 to 140
 /// on 6.1 to 7.2). Where the spinlock before them is longer (`PREEMPT_RT`, lock debugging), the copy begins at the zone,
@@ -426,6 +426,10 @@ const _: () = {
 
 /// Names of the kernel half's functions that not every trace calls.
 pub mod function {
+    /// The program that failing tracepoints share.
+    pub const SHARED_TRACEPOINT: &str = "failing_tracepoint";
+    /// The program that functions with a [`super::Cookie`] share.
+    pub const SHARED: &str = "failing";
     /// The debug lines.
     pub const MESSAGES: [&str; 5] = ["no_room", "unreadable", "unknown_family", "not_begun", "moved"];
     /// The filter of a targeted trace.

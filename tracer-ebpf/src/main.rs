@@ -1,10 +1,12 @@
 //! The part of viptrace that runs in the kernel: one short program per hook, each a copy into the ring buffer.
 //!
-//! A healthy connection meets `__nf_conntrack_confirm` once and, in a full trace, its sockets' few changes of state;
-//! every other program sits on a path that only failures take. One file per subsystem (`conntrack`, `packet`, `ipvs`,
-//! `tcp`, `drops`); they share `globals` (this kernel's offsets), `entry` (kprobe or fentry), `filter` (a trace's
-//! target), `recorder`, `choices` and `failures` (an agent's decisions and counts, and the limits of what it reports), `output` (records and the count of lost
-//! ones), `calls` (the memory of a CPU between two programs) and `copies` (events that arrive while a program is busy).
+//! A healthy connection meets `__nf_conntrack_confirm` once and, in a full trace, its sockets' few changes of
+//! state; every other program sits on a path that only failures take. One file per subsystem (`conntrack`,
+//! `packet`, `ipvs`, `tcp`, `drops`); they share `globals` (this kernel's offsets), `entry` (kprobe or fentry),
+//! `filter` (a trace's target), `recorder`, `choices` and `failures` (an agent's decisions and counts, and the
+//! limits of what it reports), `shared` (an agent's programs for several hooks), `output` (records and the count of
+//! lost ones), `calls` (the memory of a CPU between two programs) and `copies` (events that arrive while a program
+//! is busy).
 //! Conditions that a healthy run never meets are logged (`messages`).
 
 #![no_std]
@@ -31,6 +33,7 @@ mod messages;
 mod output;
 mod packet;
 mod recorder;
+mod shared;
 mod tcp;
 mod turns;
 mod words;

@@ -33,9 +33,15 @@ static LOST: PerCpuArray<u64> = PerCpuArray::with_max_entries(HOOK_SLOTS as u32,
 /// Room for one record, or a count of its loss.
 #[inline(always)]
 pub(crate) fn reserve<T: 'static>(hook: Hook) -> Option<RingBufEntry<T>> {
-    // Noticed here, a full buffer costs no lock. What failures write leaves a quarter to the decisions.
+    reserve_at(hook as u32, matches!(hook, Hook::Confirm | Hook::IpVsConnNew))
+}
+
+/// The same for a hook by its number. What failures write leaves a quarter to the decisions.
+#[inline(always)]
+pub(crate) fn reserve_at<T: 'static>(hook: u32, is_decision: bool) -> Option<RingBufEntry<T>> {
+    // Noticed here, a full buffer costs no lock.
     let bytes = u64::from(EVENTS_BYTES.load());
-    let room = if matches!(hook, Hook::Confirm | Hook::IpVsConnNew) { bytes } else { bytes - bytes / 4 };
+    let room = if is_decision { bytes } else { bytes - bytes / 4 };
     if EVENTS.query(BPF_RB_AVAIL_DATA) + size_of::<T>() as u64 > room {
         count_lost(hook);
         return None;
@@ -49,8 +55,8 @@ pub(crate) fn reserve<T: 'static>(hook: Hook) -> Option<RingBufEntry<T>> {
 
 /// Out of line, so that the programs stay short.
 #[inline(never)]
-fn count_lost(hook: Hook) {
-    for slot in [LOST_ANY as u32, hook as u32] {
+fn count_lost(hook: u32) {
+    for slot in [LOST_ANY as u32, hook] {
         let Some(lost) = LOST.get_ptr_mut(slot) else { continue };
         // SAFETY: a slot of a map's array, of this CPU alone: valid and aligned for as long as the program runs.
         // Nothing that counts the same hook comes between load and store; what an interrupt adds to the sum in between
@@ -58,8 +64,8 @@ fn count_lost(hook: Hook) {
         let before = unsafe { *lost };
         // SAFETY: as above.
         unsafe { *lost = before + 1 };
-        if before == 0 && slot == hook as u32 {
-            messages::no_room(hook as u32);
+        if before == 0 && slot == hook {
+            messages::no_room(hook);
         }
     }
 }
@@ -79,6 +85,12 @@ pub(crate) fn discard<T>(entry: RingBufEntry<T>) {
 
 #[inline(always)]
 pub(crate) fn header(hook: Hook, kind: Kind, netns: u32) -> Header {
+    header_at(hook as u32, kind, netns)
+}
+
+/// The same for a hook by its number.
+#[inline(always)]
+pub(crate) fn header_at(hook: u32, kind: Kind, netns: u32) -> Header {
     Header {
         // SAFETY: the helper has no argument and may be called anywhere.
         time_ns: unsafe { bpf_ktime_get_ns() },

@@ -113,52 +113,49 @@ fn on_tcp_packet(ctx: &impl Entry) {
 #[kprobe]
 pub(crate) fn invalid_log(ctx: ProbeContext) -> u32 {
     let (Some(skb), Some(ct)) = (ctx.arg::<u64>(0), ctx.arg::<u64>(1)) else { return 0 };
-    let (Some(mut fmt), next) = (ctx.arg::<u64>(3), ctx.arg::<u64>(4)) else { return 0 };
-    if output::read::<[u8; 4]>(fmt) == Some(*b"%pV\0")
-        && let Some(va_format) = next
-        && let Some(inner) = output::read::<u64>(va_format)
-    {
-        fmt = inner;
-    }
+    let fmt = format(ctx.argument(3), ctx.argument(4));
     let ctinfo = conntrack::nfct(skb) & 7;
     let Some(packet) = Packet::concerned((Hook::InvalidLog, 0), skb, ct | ctinfo) else { return 0 };
-    let Some(mut entry) = output::reserve::<InvalidRecord>(Hook::InvalidLog) else { return 0 };
-    let record = entry.as_mut_ptr();
-    // SAFETY: the record is the ring buffer's, of its size and alignment, and this program's alone until it is
-    // submitted. Both its fields are written: the first as it may be uninitialised, the second by the kernel, with
-    // zeros if need be.
-    unsafe {
-        let head = &mut *(&raw mut (*record).packet).cast::<MaybeUninit<PacketRecord>>();
-        packet.fill(head, (Hook::InvalidLog, Kind::Invalid), REASON_NONE, 0, 0);
-        if !output::copy(&raw mut (*record).why, fmt) {
-            messages::unreadable(Hook::InvalidLog as u32);
-        }
-    }
-    output::submit(entry);
+    packet.report_invalid(fmt);
     0
+}
+
+/// The address of a message's format, by the format of `nf_ct_l4proto_log_invalid` and its first argument.
+#[inline(always)]
+pub(crate) fn format(fmt: u64, first: u64) -> u64 {
+    if output::read::<[u8; 4]>(fmt) == Some(*b"%pV\0")
+        && let Some(inner) = output::read::<u64>(first)
+    {
+        return inner;
+    }
+    fmt
 }
 
 /// Reports a packet, if the trace wants it.
 #[inline(always)]
 pub(crate) fn report(hook: Hook, skb: u64, reason: u32, nf_hook: u32) {
     let Some(packet) = Packet::concerned((hook, reason), skb, conntrack::nfct(skb)) else { return };
-    let Some(mut entry) = output::reserve::<PacketRecord>(hook) else { return };
-    packet.fill(&mut entry, (hook, Kind::Packet), reason, nf_hook, 0);
-    output::submit(entry);
+    packet.report(hook as u32, reason, nf_hook);
 }
 
 /// A packet that the trace wants.
 pub(crate) struct Packet {
-    skb: u64,
-    nfct: u64,
+    pub(crate) skb: u64,
+    pub(crate) nfct: u64,
     /// Address of its network header, 0 if it is unknown.
-    network: u64,
+    pub(crate) network: u64,
 }
 
 impl Packet {
     /// The packet, if its own addresses or its entry's concern the trace, and an agent's limits let it through.
     #[inline(always)]
     pub(crate) fn concerned((hook, reason): (Hook, u32), skb: u64, nfct: u64) -> Option<Self> {
+        Self::concerned_at((hook as u32, reason), skb, nfct)
+    }
+
+    /// The same at a hook by its number.
+    #[inline(always)]
+    pub(crate) fn concerned_at((hook, reason): (u32, u32), skb: u64, nfct: u64) -> Option<Self> {
         let network = network_header(skb);
         let ct = nfct & !7;
         if recorder::on() {
@@ -167,7 +164,7 @@ impl Packet {
                 (0, _) => Failed::Packet { netns: device_netns(skb), network },
                 _ => Failed::Entry { ct },
             };
-            return failures::admits(hook, reason, failed).then_some(Self { skb, nfct, network });
+            return failures::admits_at(hook, reason, failed).then_some(Self { skb, nfct, network });
         }
         if (network != 0 && filter::wants_packet(network)) || (ct != 0 && filter::wants_ct(ct)) {
             Some(Self { skb, nfct, network })
@@ -176,12 +173,39 @@ impl Packet {
         }
     }
 
+    /// Reports it.
+    #[inline(always)]
+    pub(crate) fn report(&self, hook: u32, reason: u32, nf_hook: u32) {
+        let Some(mut entry) = output::reserve_at::<PacketRecord>(hook, false) else { return };
+        self.fill(&mut entry, (hook, Kind::Packet), reason, nf_hook, 0);
+        output::submit(entry);
+    }
+
+    /// Reports an invalid packet, with the format at this address.
+    #[inline(always)]
+    pub(crate) fn report_invalid(&self, fmt: u64) {
+        let hook = Hook::InvalidLog as u32;
+        let Some(mut entry) = output::reserve_at::<InvalidRecord>(hook, false) else { return };
+        let record = entry.as_mut_ptr();
+        // SAFETY: the record is the ring buffer's, of its size and alignment, and this program's alone until it is
+        // submitted. Both its fields are written: the first as it may be uninitialised, the second by the kernel, with
+        // zeros if need be.
+        unsafe {
+            let head = &mut *(&raw mut (*record).packet).cast::<MaybeUninit<PacketRecord>>();
+            self.fill(head, (hook, Kind::Invalid), REASON_NONE, 0, 0);
+            if !output::copy(&raw mut (*record).why, fmt) {
+                messages::unreadable(hook);
+            }
+        }
+        output::submit(entry);
+    }
+
     /// Writes every field of the record.
     #[inline(always)]
     pub(crate) fn fill(
         &self,
         record: &mut MaybeUninit<PacketRecord>,
-        (hook, kind): (Hook, Kind),
+        (hook, kind): (u32, Kind),
         reason: u32,
         nf_hook: u32,
         flags: u32,
@@ -194,7 +218,7 @@ impl Packet {
             output::copy(&raw mut (*record).ct_head, if ct == 0 { 0 } else { conntrack::head(ct) });
             output::copy(&raw mut (*record).packet_head, self.network);
             let netns = if ct == 0 { device_netns(self.skb) } else { conntrack::netns(ct) };
-            (*record).header = output::header(hook, kind, netns);
+            (*record).header = output::header_at(hook, kind, netns);
             (*record).skb = self.skb;
             (*record).ct = ct;
             (*record).ctinfo = if ct == 0 { CTINFO_NONE } else { (self.nfct & 7) as u32 };
@@ -206,7 +230,7 @@ impl Packet {
 }
 
 #[inline(always)]
-fn network_header(skb: u64) -> u64 {
+pub(crate) fn network_header(skb: u64) -> u64 {
     let (head, network) = (globals::OFF_SKB_HEAD.load(), globals::OFF_SKB_NETWORK_HEADER.load());
     if head == MISSING || network == MISSING {
         return 0;
@@ -221,7 +245,7 @@ fn network_header(skb: u64) -> u64 {
 }
 
 #[inline(always)]
-fn device_netns(skb: u64) -> u32 {
+pub(crate) fn device_netns(skb: u64) -> u32 {
     let (dev, net) = (globals::OFF_SKB_DEV.load(), globals::OFF_DEV_NET.load());
     if dev == MISSING || net == MISSING {
         return 0;

@@ -54,13 +54,18 @@ pub(crate) fn tcp_retransmit(ctx: RawTracePointContext) -> i32 {
     if error != 0 {
         return 0;
     }
-    let length = match globals::OFF_SKB_LEN.load() {
-        MISSING => None,
-        offset => output::read::<u32>(ctx.arg::<u64>(1).wrapping_add(u64::from(offset))),
-    };
-    let reason = length.unwrap_or(REASON_NONE);
+    let reason = length(ctx.arg(1));
     report(&ctx, Hook::TcpRetransmit, ctx.arg(0), &Change { state: State::Same, reason, with_task: false });
     0
+}
+
+/// The bytes of a packet, [`REASON_NONE`] where they are unknown.
+#[inline(always)]
+pub(crate) fn length(skb: u64) -> u32 {
+    match globals::OFF_SKB_LEN.load() {
+        MISSING => REASON_NONE,
+        offset => output::read(skb.wrapping_add(u64::from(offset))).unwrap_or(REASON_NONE),
+    }
 }
 
 /// Tracepoint `tcp:tcp_receive_reset(sk)`.
@@ -83,7 +88,7 @@ pub(crate) fn tcp_send_reset(ctx: RawTracePointContext) -> i32 {
         MISSING => REASON_NONE,
         position => output::tracepoint_argument(&ctx, position),
     };
-    if skb != 0 && (sk == 0 || names_no_peer(state(sk))) {
+    if is_of_packet(sk, skb) {
         packet::report(Hook::TcpSendReset, skb, reason, 0);
     } else {
         report(&ctx, Hook::TcpSendReset, sk, &Change { state: State::Same, reason, with_task: true });
@@ -106,16 +111,22 @@ fn on_tcp_v6_send_reset(ctx: &impl Entry) {
 #[inline(always)]
 fn send_reset(ctx: &impl Entry, hook: Hook) {
     let (sk, skb) = (ctx.argument(0), ctx.argument(1));
-    // `sk_fullsock()`: the tracepoint reports all the others.
-    if sk == 0 || matches!(state(sk), TIME_WAIT | NEW_SYN_RECV) {
+    if is_no_full_socket(sk) {
         packet::report(hook, skb, REASON_NONE, 0);
     }
 }
 
-/// A listener has no peer, and a half-open or lingering socket is not a full one: the packet has more facts.
+/// Whether the tracepoint reports no RST for this socket: not `sk_fullsock()`.
 #[inline(always)]
-fn names_no_peer(state: u8) -> bool {
-    matches!(state, LISTEN | TIME_WAIT | NEW_SYN_RECV)
+pub(crate) fn is_no_full_socket(sk: u64) -> bool {
+    sk == 0 || matches!(state(sk), TIME_WAIT | NEW_SYN_RECV)
+}
+
+/// Whether a sent RST is reported with the packet that it answers. A listener has no peer, and a half-open or lingering socket is
+/// not a full one: the packet has more facts.
+#[inline(always)]
+pub(crate) fn is_of_packet(sk: u64, skb: u64) -> bool {
+    skb != 0 && (sk == 0 || matches!(state(sk), LISTEN | TIME_WAIT | NEW_SYN_RECV))
 }
 
 #[inline(always)]
@@ -127,17 +138,25 @@ fn state(sk: u64) -> u8 {
 }
 
 #[inline(always)]
-fn netns(sk: u64) -> u32 {
+pub(crate) fn netns(sk: u64) -> u32 {
     match globals::OFF_SK_NET.load() {
         MISSING => 0,
         offset => output::netns_behind(sk.wrapping_add(u64::from(offset))),
     }
 }
 
-struct Change {
+pub(crate) struct Change {
     state: State,
     reason: u32,
     with_task: bool,
+}
+
+impl Change {
+    /// None, at an event with this reason.
+    #[inline(always)]
+    pub(crate) fn none(reason: u32, with_task: bool) -> Self {
+        Self { state: State::Same, reason, with_task }
+    }
 }
 
 /// The change of a socket's state at the hook.
@@ -158,13 +177,19 @@ fn report(ctx: &impl EbpfContext, hook: Hook, sk: u64, change: &Change) {
     if recorder::on() && !failures::admits(hook, 0, Failed::Socket { netns: netns(sk), sk }) {
         return;
     }
-    let Some(mut entry) = output::reserve::<SocketRecord>(hook) else { return };
+    write(ctx, hook as u32, sk, change);
+}
+
+/// Writes the record of a hook by its number.
+#[inline(always)]
+pub(crate) fn write(ctx: &impl EbpfContext, hook: u32, sk: u64, change: &Change) {
+    let Some(mut entry) = output::reserve_at::<SocketRecord>(hook, false) else { return };
     let record = entry.as_mut_ptr();
     // SAFETY: the record is the ring buffer's, of its size and alignment, and this program's alone until it is
     // submitted or discarded. Every field is written before it is submitted.
     unsafe {
         if !output::copy(&raw mut (*record).sock_head, sk) {
-            messages::unreadable(hook as u32);
+            messages::unreadable(hook);
             output::discard(entry);
             return;
         }
@@ -186,13 +211,13 @@ fn report(ctx: &impl EbpfContext, hook: Hook, sk: u64, change: &Change) {
             MISSING => 0,
             offset => output::netns_in(&raw const (*record).sock_head, sk, offset),
         };
-        (*record).header = output::header(hook, Kind::Socket, netns);
+        (*record).header = output::header_at(hook, Kind::Socket, netns);
         (*record).sk = sk;
         (*record).old_state = old;
         (*record).new_state = new;
         (*record).protocol = 6;
         (*record).reason = change.reason;
-        let counts = new == CLOSE || matches!(hook, Hook::TcpRetransmit);
+        let counts = new == CLOSE || hook == Hook::TcpRetransmit as u32;
         (*record).bytes_acked = field(counts, sk, globals::OFF_TCP_BYTES_ACKED.load());
         (*record).bytes_received = field(counts, sk, globals::OFF_TCP_BYTES_RECEIVED.load());
         (*record).sport = field(found == CLOSE, sk, globals::OFF_INET_SPORT.load());

@@ -3,7 +3,7 @@
 //! To add one, add its row here, its program in the file of its subsystem, the meaning of its records in user space's
 //! decoder, and their effect on a flow where sightings are folded.
 
-use super::{Attach, Copies, HookSpec, IPVS, Need};
+use super::{Attach, Cookie, Copies, HookSpec, IPVS, Need};
 use crate::Kind;
 
 const ENTRY: &[&str] = &[
@@ -54,6 +54,7 @@ hooks! {
             kprobe: "confirm",
             fentry: Some(Copies::of(&["confirm_fentry", "confirm_fentry_2", "confirm_fentry_3"], 2)),
             split_part: None,
+            shared: None,
         },
         need: Need::Essential, module: Some("nf_conntrack"),
         arguments: &[("skb", 0)], fields: &[SKB_ENTRY, ENTRY],
@@ -76,7 +77,7 @@ hooks! {
     /// `nf_send_unreach(skb_in, code, hook)`: a rule rejects with an ICMP error.
     SendUnreach = 7 {
         symbol: "nf_send_unreach",
-        attach: Attach::entry("send_unreach", &["send_unreach_fentry"]),
+        attach: Attach::shared("send_unreach", &["send_unreach_fentry"], Cookie::rejected(0, 1, 2)),
         need: Need::Failure, module: Some("nf_reject_ipv4"),
         arguments: &[("skb_in", 0), ("code", 1), ("hook", 2)], fields: &[PACKET],
         records: &[Kind::Packet],
@@ -87,7 +88,7 @@ hooks! {
     /// `nf_send_reset(net, sk, oldskb, hook)`: a rule rejects with a forged RST.
     NfSendReset = 8 {
         symbol: "nf_send_reset",
-        attach: Attach::entry("nf_send_reset", &["nf_send_reset_fentry"]),
+        attach: Attach::shared("nf_send_reset", &["nf_send_reset_fentry"], Cookie::rejected(2, Cookie::NONE, 3)),
         need: Need::Failure, module: Some("nf_reject_ipv4"),
         arguments: &[("oldskb", 2), ("hook", 3)], fields: &[PACKET],
         records: &[Kind::Packet],
@@ -98,7 +99,7 @@ hooks! {
     /// `nf_send_unreach6(net, skb_in, code, hooknum)`: a rule rejects with an `ICMPv6` error.
     SendUnreach6 = 15 {
         symbol: "nf_send_unreach6",
-        attach: Attach::entry("send_unreach6", &["send_unreach6_fentry"]),
+        attach: Attach::shared("send_unreach6", &["send_unreach6_fentry"], Cookie::rejected(1, 2, 3).with(Cookie::REASON_IS_BYTE)),
         need: Need::Failure, module: Some("nf_reject_ipv6"),
         arguments: &[("skb_in", 1), ("code", 2), ("hooknum", 3)], fields: &[PACKET],
         records: &[Kind::Packet],
@@ -109,7 +110,7 @@ hooks! {
     /// `nf_send_reset6(net, sk, oldskb, hook)`: a rule rejects with a forged RST over IPv6.
     NfSendReset6 = 16 {
         symbol: "nf_send_reset6",
-        attach: Attach::entry("nf_send_reset6", &["nf_send_reset6_fentry"]),
+        attach: Attach::shared("nf_send_reset6", &["nf_send_reset6_fentry"], Cookie::rejected(2, Cookie::NONE, 3)),
         need: Need::Failure, module: Some("nf_reject_ipv6"),
         arguments: &[("oldskb", 2), ("hook", 3)], fields: &[PACKET],
         records: &[Kind::Packet],
@@ -135,7 +136,7 @@ hooks! {
     /// `nf_ct_resolve_clash(skb, h, reply_hash)`: two entries raced for one tuple.
     ResolveClash = 2 {
         symbol: "nf_ct_resolve_clash",
-        attach: Attach::entry("resolve_clash", &["resolve_clash_fentry"]),
+        attach: Attach::shared("resolve_clash", &["resolve_clash_fentry"], Cookie::entry_of_packet(0)),
         need: Need::Failure, module: Some("nf_conntrack"),
         arguments: &[("skb", 0)], fields: &[SKB_ENTRY, ENTRY],
         records: &[Kind::Conntrack],
@@ -146,7 +147,7 @@ hooks! {
     /// `nf_ct_kill_acct(ct, ctinfo, skb)`: a RST to an unreplied SYN, or a reopened connection, kills the entry.
     KillAcct = 3 {
         symbol: "nf_ct_kill_acct",
-        attach: Attach::entry("kill_acct", &["kill_acct_fentry"]),
+        attach: Attach::shared("kill_acct", &["kill_acct_fentry"], Cookie::entry(0, Cookie::ZERO, 1)),
         need: Need::Failure, module: Some("nf_conntrack"),
         arguments: &[("ct", 0)], fields: &[ENTRY],
         records: &[Kind::Conntrack],
@@ -179,7 +180,7 @@ hooks! {
     /// `tcp_v4_send_reset(sk, skb)`: where the tracepoint is blind to RSTs without a full socket (before 6.10).
     TcpV4SendReset = 10 {
         symbol: "tcp_v4_send_reset",
-        attach: Attach::entry("tcp_v4_send_reset", &["tcp_v4_send_reset_fentry"]),
+        attach: Attach::shared("tcp_v4_send_reset", &["tcp_v4_send_reset_fentry"], Cookie::packet(1).with(Cookie::WITHOUT_SOCKET)),
         need: Need::Failure, module: None,
         arguments: &[("sk", 0), ("skb", 1)], fields: &[PACKET],
         records: &[Kind::Packet],
@@ -190,7 +191,7 @@ hooks! {
     /// `tcp_v6_send_reset(sk, skb)`: the same over IPv6.
     TcpV6SendReset = 14 {
         symbol: "tcp_v6_send_reset",
-        attach: Attach::entry("tcp_v6_send_reset", &["tcp_v6_send_reset_fentry"]),
+        attach: Attach::shared("tcp_v6_send_reset", &["tcp_v6_send_reset_fentry"], Cookie::packet(1).with(Cookie::WITHOUT_SOCKET)),
         need: Need::Failure, module: None,
         arguments: &[("sk", 0), ("skb", 1)], fields: &[PACKET],
         records: &[Kind::Packet],
@@ -243,6 +244,7 @@ hooks! {
             kprobe: "delete",
             fentry: Some(Copies::of(&["delete_fentry"], 1)),
             split_part: Some("nf_ct_delete.part.0"),
+            shared: Some(Cookie::entry(0, 1, Cookie::NONE).with(Cookie::OF_END)),
         },
         need: Need::Full, module: Some("nf_conntrack"),
         arguments: &[("ct", 0)], fields: &[ENTRY],
@@ -254,7 +256,12 @@ hooks! {
     /// `nf_ct_l4proto_log_invalid(skb, ct, state, fmt, …)`: conntrack calls a packet invalid, and `fmt` says why.
     InvalidLog = 23 {
         symbol: "nf_ct_l4proto_log_invalid",
-        attach: Attach::Entry { kprobe: "invalid_log", fentry: None, split_part: None },
+        attach: Attach::Entry {
+            kprobe: "invalid_log",
+            fentry: None,
+            split_part: None,
+            shared: Some(Cookie::packet(0).with(Cookie::REPORTS_INVALID)),
+        },
         need: Need::Failure, module: Some("nf_conntrack"),
         arguments: &[("skb", 0), ("ct", 1)], fields: &[SKB_ENTRY, ENTRY],
         records: &[Kind::Invalid],
@@ -265,7 +272,7 @@ hooks! {
     /// `nf_nat_icmp_reply_translation(skb, ct, ctinfo, hooknum)`: an ICMP error about a packet of this entry.
     IcmpError = 26 {
         symbol: "nf_nat_icmp_reply_translation",
-        attach: Attach::entry("icmp_error", &["icmp_error_fentry"]),
+        attach: Attach::shared("icmp_error", &["icmp_error_fentry"], Cookie::rejected(0, Cookie::NONE, 3)),
         need: Need::Failure, module: Some("nf_nat"),
         arguments: &[("skb", 0), ("ct", 1), ("hooknum", 3)], fields: &[PACKET],
         records: &[Kind::Packet],
@@ -276,7 +283,7 @@ hooks! {
     /// `nf_nat_icmpv6_reply_translation(skb, ct, ctinfo, hooknum, hdrlen)`: the same over IPv6.
     IcmpError6 = 27 {
         symbol: "nf_nat_icmpv6_reply_translation",
-        attach: Attach::entry("icmp_error6", &["icmp_error6_fentry"]),
+        attach: Attach::shared("icmp_error6", &["icmp_error6_fentry"], Cookie::rejected(0, Cookie::NONE, 3)),
         need: Need::Failure, module: Some("nf_nat"),
         arguments: &[("skb", 0), ("ct", 1), ("hooknum", 3)], fields: &[PACKET],
         records: &[Kind::Packet],
@@ -320,7 +327,7 @@ hooks! {
     /// `ip_vs_leave(svc, skb, …)`: there is no real server; IPVS rejects the packet with ICMP port unreachable.
     IpVsLeave = 19 {
         symbol: "ip_vs_leave",
-        attach: Attach::entry("ipvs_leave", &["ipvs_leave_fentry"]),
+        attach: Attach::shared("ipvs_leave", &["ipvs_leave_fentry"], Cookie::packet(1)),
         need: Need::Failure, module: Some(IPVS),
         arguments: &[("svc", 0), ("skb", 1)], fields: &[PACKET],
         records: &[Kind::Packet],

@@ -14,7 +14,7 @@ use aya::{
     maps::{HashMap, Map},
 };
 use aya_log::Level;
-use tracer_ebpf::{Attach, Copies, Hook, HookSpec, MISSING, function, map};
+use tracer_ebpf::{Attach, Cookie, Copies, Hook, HookSpec, MISSING, function, map};
 use tracing::debug;
 
 use super::{
@@ -100,8 +100,13 @@ pub(super) struct Attached {
     pub(super) programs: Vec<(Hook, Attachment)>,
     /// The planned hooks that kprobe.multi links reach.
     pub(super) by_kprobe_multi: Vec<usize>,
+    /// The planned hooks that the program for several functions reaches.
+    pub(super) by_shared: Vec<usize>,
+    /// The links of that program.
+    pub(super) shared: Vec<SharedLink>,
     /// Loads programs, those of hooks that are attached later too.
     loader: Loader,
+    is_targeted: bool,
     /// The addresses that are in the kernel's filter.
     targets: KeySet<16>,
     /// The addresses of the target that the filter has no room for.
@@ -121,6 +126,13 @@ pub(super) struct Attachment {
     pub(super) link: Option<OwnedFd>,
 }
 
+/// A link of the program that functions share.
+#[derive(Debug)]
+pub(super) struct SharedLink {
+    pub(super) hooks: Vec<Hook>,
+    pub(super) link: OwnedFd,
+}
+
 /// Loads the object with this kernel's layout and attaches every hook of the plan.
 pub(super) fn attach(plan: &HookPlan, layout: &Layout, options: &Options) -> Result<Attached, AttachError> {
     if OBJECT.is_empty() {
@@ -138,14 +150,26 @@ pub(super) fn attach(plan: &HookPlan, layout: &Layout, options: &Options) -> Res
         messages,
         programs: Vec::new(),
         by_kprobe_multi: Vec::new(),
+        by_shared: Vec::new(),
+        shared: Vec::new(),
         loader,
+        is_targeted: options.targets.is_some(),
         targets,
         left_out,
         hooks: Vec::new(),
         gaps: Vec::new(),
         fallbacks: Vec::new(),
     };
+    let mut shared = attached.shared_functions(plan);
     for (spec_index, spec) in plan.planned() {
+        // All of them with the first: by then the essential hooks are attached.
+        if shared.iter().any(|(index, ..)| *index == spec_index) {
+            attached.attach_shared(plan, &std::mem::take(&mut shared));
+        }
+        if attached.by_shared.contains(&spec_index) {
+            attached.hooks.push(spec.hook);
+            continue;
+        }
         match attached.attach(plan, spec_index, spec) {
             Ok(()) => attached.hooks.push(spec.hook),
             Err(error) if plan.is_essential(spec) => return Err(error),
@@ -166,7 +190,12 @@ impl Attached {
     pub(super) fn attach_late(&mut self, plan: &HookPlan, spec_index: usize) -> Result<(), AttachError> {
         let planned = plan.planned().find(|(index, _)| *index == spec_index);
         let Some((_, spec)) = planned else { return Ok(()) };
-        self.attach(plan, spec_index, spec)?;
+        let mut shared = self.shared_functions(plan);
+        shared.retain(|(index, ..)| *index == spec_index);
+        self.attach_shared(plan, &shared);
+        if !self.by_shared.contains(&spec_index) {
+            self.attach(plan, spec_index, spec)?;
+        }
         self.hooks.push(spec.hook);
         self.gaps.retain(|gap| gap.spec_index != spec_index);
         Ok(())
@@ -177,9 +206,107 @@ impl Attached {
         let is_gone = |hook: &Hook| hook.spec().module == Some(module);
         let gone = self.hooks.extract_if(.., |hook| is_gone(hook)).collect();
         self.programs.retain(|(hook, _)| !is_gone(hook));
-        self.by_kprobe_multi.retain(|index| Hook::ALL.get(*index).is_none_or(|hook| !is_gone(hook)));
+        for reached in [&mut self.by_kprobe_multi, &mut self.by_shared] {
+            reached.retain(|index| Hook::ALL.get(*index).is_none_or(|hook| !is_gone(hook)));
+        }
+        for link in &mut self.shared {
+            link.hooks.retain(|hook| !is_gone(hook));
+        }
+        self.shared.retain(|link| !link.hooks.is_empty());
         self.loader.forget(module);
         gone
+    }
+
+    /// The functions that one program is to reach. It has no filter for a target.
+    fn shared_functions(&self, plan: &HookPlan) -> Vec<(usize, &'static HookSpec, Cookie)> {
+        if self.is_targeted { Vec::new() } else { plan.shared().collect() }
+    }
+
+    /// Attaches the program that functions share to these, in the order of [`Self::attach_kprobes`]. Those that it does not reach
+    /// have programs of their own.
+    fn attach_shared(&mut self, plan: &HookPlan, functions: &[(usize, &HookSpec, Cookie)]) {
+        let mut left = functions.to_vec();
+        let ways = if plan.has_quick_links() { [true, false] } else { [false, true] };
+        for by_link in ways {
+            if left.is_empty() {
+                return;
+            }
+            let refused = if by_link {
+                self.attach_shared_by_link(plan, &mut left)
+            } else {
+                self.attach_shared_by_events(&mut left)
+            };
+            if let Err(error) = refused {
+                debug!(%error, by_link, "the program that functions share does not reach all of them");
+            }
+        }
+    }
+
+    /// By a perf event for each function. Takes those that are reached out of `left`.
+    fn attach_shared_by_events(
+        &mut self,
+        left: &mut Vec<(usize, &HookSpec, Cookie)>,
+    ) -> Result<(), LoadError> {
+        let mut refused = Ok(());
+        let mut others = Vec::new();
+        for (index, spec, cookie) in std::mem::take(left) {
+            if refused.is_err() {
+                others.push((index, spec, cookie));
+                continue;
+            }
+            // Where the part exists, calls of the function itself reach it too.
+            let names = spec.attach.split_part().into_iter().chain([spec.symbol]);
+            let mut last = Err(LoadError::NoProgram(function::SHARED));
+            for name in names {
+                last = self.loader.attach_shared_kprobe(name, cookie.at(spec.hook));
+                if !matches!(&last, Err(LoadError::Event { .. })) {
+                    break;
+                }
+            }
+            match last {
+                Ok(link) => {
+                    debug!(symbol = spec.symbol, program = function::SHARED, "attached");
+                    self.shared.push(SharedLink { hooks: vec![spec.hook], link });
+                    self.by_shared.push(index);
+                }
+                Err(error) => {
+                    others.push((index, spec, cookie));
+                    // Another function may exist, and be reached.
+                    if !matches!(error, LoadError::Event { .. }) {
+                        refused = Err(error);
+                    }
+                }
+            }
+        }
+        *left = others;
+        refused
+    }
+
+    /// By one kprobe.multi link, which the kernel refuses if one of the functions does not exist.
+    fn attach_shared_by_link(
+        &mut self,
+        plan: &HookPlan,
+        left: &mut Vec<(usize, &HookSpec, Cookie)>,
+    ) -> Result<(), LoadError> {
+        if !plan.has_kprobe_multi() {
+            return Err(LoadError::NoKprobeMulti);
+        }
+        let link = self.loader.attach_shared_kprobe_multi(&functions(left, true)).or_else(|error| {
+            let have_parts = left.iter().any(|(_, spec, _)| spec.attach.split_part().is_some());
+            if !have_parts || matches!(error, LoadError::Load { .. }) {
+                return Err(error);
+            }
+            self.loader.attach_shared_kprobe_multi(&functions(left, false))
+        })?;
+        let hooks: Vec<Hook> = left.iter().map(|(_, spec, _)| spec.hook).collect();
+        debug!(functions = ?hooks, program = function::SHARED, "attached");
+        let reached = std::mem::take(left).into_iter().map(|(index, ..)| index);
+        for index in reached {
+            self.by_shared.push(index);
+            self.by_kprobe_multi.push(index);
+        }
+        self.shared.push(SharedLink { hooks, link });
+        Ok(())
     }
 
     fn attach(&mut self, plan: &HookPlan, spec_index: usize, spec: &HookSpec) -> Result<(), AttachError> {
@@ -217,6 +344,11 @@ impl Attached {
             Attach::Return { kprobe, kretprobe, .. } => {
                 let programs = [(kprobe, Place::Entry), (kretprobe, Place::Exit)];
                 self.attach_kprobes(plan, (spec_index, spec.hook), &programs, spec.symbol)
+            }
+            Attach::RawTracepoint(_)
+                if plan.shares_tracepoints() && !self.is_targeted && self.attach_shared_tracepoint(spec) =>
+            {
+                Ok(())
             }
             Attach::TypedTracepoint { raw: program, .. } | Attach::RawTracepoint(program) => {
                 self.attach_raw_tracepoint(spec, program)
@@ -344,6 +476,21 @@ impl Attached {
         Ok(())
     }
 
+    /// Whether the program that tracepoints share was attached.
+    fn attach_shared_tracepoint(&mut self, spec: &HookSpec) -> bool {
+        match self.loader.attach_shared_tracepoint(spec.symbol, spec.hook as u64) {
+            Ok(link) => {
+                debug!(symbol = spec.symbol, program = function::SHARED_TRACEPOINT, "attached");
+                self.shared.push(SharedLink { hooks: vec![spec.hook], link });
+                true
+            }
+            Err(error) => {
+                debug!(%error, symbol = spec.symbol, "the program that tracepoints share does not reach it");
+                false
+            }
+        }
+    }
+
     /// Loads a program that user space runs, and runs it once.
     fn try_on_demand(&mut self, spec: &HookSpec, program: &'static str) -> Result<(), AttachError> {
         let symbol = spec.symbol;
@@ -356,12 +503,23 @@ impl Attached {
         Ok(())
     }
 
+    /// The loaded programs that functions share.
+    pub(super) fn shared_programs(&self) -> impl Iterator<Item = &OwnedFd> {
+        self.loader.shared_programs()
+    }
+
     /// Runs the program of this hook, which user space runs, with an argument.
     pub(super) fn run(&self, hook: Hook, argument: u64) -> io::Result<()> {
         let attached = self.programs.iter().find(|(of, _)| *of == hook);
         let (_, attached) = attached.ok_or_else(|| io::Error::other("it is not loaded"))?;
         bpf::run_once(attached.program.as_fd(), argument)
     }
+}
+
+/// The functions by name with their cookies; `with_parts`: by the parts that the compiler split off.
+fn functions(hooks: &[(usize, &HookSpec, Cookie)], with_parts: bool) -> Vec<(&'static str, u64)> {
+    let name = |spec: &HookSpec| spec.attach.split_part().filter(|_| with_parts).unwrap_or(spec.symbol);
+    hooks.iter().map(|(_, spec, cookie)| (name(spec), cookie.at(spec.hook))).collect()
 }
 
 /// The numbers of this kernel and this trace, and the sizes of its maps.
@@ -448,7 +606,7 @@ mod tests {
     fn the_object_has_the_programs_of_the_table_and_no_others() {
         let object = aya_obj::Object::parse(OBJECT).unwrap();
         let mut built: Vec<&str> = object.programs.keys().map(String::as_str).collect();
-        let mut named = Vec::new();
+        let mut named = vec![function::SHARED, function::SHARED_TRACEPOINT];
         for hook in Hook::ALL {
             match hook.spec().attach {
                 Attach::Entry { kprobe, fentry, .. } => {

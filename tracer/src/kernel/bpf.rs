@@ -247,25 +247,34 @@ pub(super) fn run_once(program: BorrowedFd<'_>, argument: u64) -> io::Result<()>
 /// Attaches a loaded tracing program: for these programs `BPF_RAW_TRACEPOINT_OPEN` without a name does that.
 pub(super) fn open_link(program: &OwnedFd) -> io::Result<OwnedFd> {
     let prog_fd = u32::try_from(program.as_raw_fd()).map_err(io::Error::other)?;
-    let mut attributes = RawTracepointAttributes { name: 0, prog_fd, reserved: 0 };
+    let mut attributes = RawTracepointAttributes { name: 0, prog_fd, reserved: 0, cookie: 0 };
     // SAFETY: no pointer is passed.
     unsafe { new_fd(BPF_RAW_TRACEPOINT_OPEN, &mut attributes) }
 }
 
-/// Attaches a loaded program to the tracepoint of this name.
-pub(super) fn open_raw_tracepoint(program: &OwnedFd, tracepoint: &str) -> io::Result<OwnedFd> {
+/// Attaches a loaded program to the tracepoint of this name. The program gets the cookie (since 6.10), unless it is 0.
+pub(super) fn open_raw_tracepoint(program: &OwnedFd, tracepoint: &str, cookie: u64) -> io::Result<OwnedFd> {
     let tracepoint = CString::new(tracepoint).map_err(io::Error::other)?;
     let prog_fd = u32::try_from(program.as_raw_fd()).map_err(io::Error::other)?;
     let name = tracepoint.as_ptr().expose_provenance() as u64;
-    let mut attributes = RawTracepointAttributes { name, prog_fd, reserved: 0 };
+    let mut attributes = RawTracepointAttributes { name, prog_fd, reserved: 0, cookie };
     // SAFETY: the name outlives the call, which only reads it.
     unsafe { new_fd(BPF_RAW_TRACEPOINT_OPEN, &mut attributes) }
 }
 
-/// Attaches a loaded program to a function by a kprobe.multi link (since 5.18), which needs no perf event.
-pub(super) fn open_kprobe_multi(program: &OwnedFd, symbol: &str, place: Place) -> io::Result<OwnedFd> {
-    let symbol = CString::new(symbol).map_err(io::Error::other)?;
-    let symbols = [symbol.as_ptr().expose_provenance() as u64];
+/// Attaches a loaded program to functions by a kprobe.multi link (since 5.18), which needs no perf event. The program gets the
+/// number beside a function as the cookie there. All of them must exist.
+pub(super) fn open_kprobe_multi(
+    program: &OwnedFd,
+    functions: &[(&str, u64)],
+    place: Place,
+) -> io::Result<OwnedFd> {
+    let names: Vec<CString> = functions
+        .iter()
+        .map(|(symbol, _)| CString::new(*symbol).map_err(io::Error::other))
+        .collect::<Result<_, _>>()?;
+    let symbols: Vec<u64> = names.iter().map(|name| name.as_ptr().expose_provenance() as u64).collect();
+    let cookies: Vec<u64> = functions.iter().map(|(_, cookie)| *cookie).collect();
     let mut attributes = KprobeMultiAttributes {
         prog_fd: u32::try_from(program.as_raw_fd()).map_err(io::Error::other)?,
         attach_type: BPF_TRACE_KPROBE_MULTI,
@@ -273,11 +282,12 @@ pub(super) fn open_kprobe_multi(program: &OwnedFd, symbol: &str, place: Place) -
             Place::Entry => 0,
             Place::Exit => BPF_F_KPROBE_MULTI_RETURN,
         },
-        count: symbols.len() as u32,
+        count: u32::try_from(symbols.len()).map_err(io::Error::other)?,
         symbols: symbols.as_ptr().expose_provenance() as u64,
+        cookies: cookies.as_ptr().expose_provenance() as u64,
         ..KprobeMultiAttributes::default()
     };
-    // SAFETY: the array and the name outlive the call, which only reads them.
+    // SAFETY: the arrays, of one length, and the names outlive the call, which only reads them.
     unsafe { new_fd(BPF_LINK_CREATE, &mut attributes) }
 }
 
@@ -319,19 +329,21 @@ pub(super) fn open_kprobe_event(symbol: &str, place: Place) -> io::Result<OwnedF
     Ok(unsafe { OwnedFd::from_raw_fd(i32::try_from(fd).map_err(io::Error::other)?) })
 }
 
-/// Attaches a loaded program to the function of a perf event. The result owns the event.
-pub(super) fn open_event_link(program: &OwnedFd, event: OwnedFd) -> io::Result<OwnedFd> {
+/// Attaches a loaded program to the function of a perf event. The result owns the event. The program gets the cookie (since
+/// 5.15), unless it is 0.
+pub(super) fn open_event_link(program: &OwnedFd, event: OwnedFd, cookie: u64) -> io::Result<OwnedFd> {
     let mut attributes = EventLinkAttributes {
         prog_fd: u32::try_from(program.as_raw_fd()).map_err(io::Error::other)?,
         target_fd: u32::try_from(event.as_raw_fd()).map_err(io::Error::other)?,
         attach_type: BPF_PERF_EVENT,
+        cookie,
         ..EventLinkAttributes::default()
     };
     // SAFETY: no pointer is passed.
     match unsafe { new_fd(BPF_LINK_CREATE, &mut attributes) } {
         Ok(link) => Ok(link),
         // Before 5.15 there is no such link, and the event itself holds the program.
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) && cookie == 0 => {
             // SAFETY: the request takes a descriptor, which is open.
             let answer =
                 unsafe { libc::ioctl(event.as_raw_fd(), PERF_EVENT_IOC_SET_BPF, program.as_raw_fd()) };

@@ -13,7 +13,7 @@ use std::{
 };
 
 use aya_obj::relocation::EbpfRelocationError;
-use tracer_ebpf::Hook;
+use tracer_ebpf::{Hook, function};
 
 use super::{
     bpf::{self, Functions, Place, Purpose, Request},
@@ -64,11 +64,13 @@ pub(super) struct Loader {
     btf: Option<OwnedFd>,
     /// The BTF of modules by name, as they were last listed.
     modules: HashMap<String, OwnedFd>,
+    /// The programs that hooks share, once they are loaded: of kprobe.multi links, of tracepoints, of perf events.
+    shared: [Option<OwnedFd>; 3],
 }
 
 impl Loader {
     pub(super) fn new(programs: Programs, btf: Option<OwnedFd>) -> Self {
-        Self { programs, btf, modules: HashMap::new() }
+        Self { programs, btf, modules: HashMap::new(), shared: [const { None }; 3] }
     }
 
     /// Loads the program for the function and attaches it by fentry, or fexit.
@@ -97,7 +99,7 @@ impl Loader {
         tracepoint: &str,
     ) -> Result<Link, LoadError> {
         let program = self.load(name, Purpose::RawTracepoint)?;
-        let link = bpf::open_raw_tracepoint(&program, tracepoint)
+        let link = bpf::open_raw_tracepoint(&program, tracepoint, 0)
             .map_err(|error| LoadError::Attach { program: name, error })?;
         Ok(Link { program, link })
     }
@@ -117,7 +119,7 @@ impl Loader {
         symbol: &str,
     ) -> Result<Link, LoadError> {
         let program = self.load(name, Purpose::KprobeMulti)?;
-        let link = bpf::open_kprobe_multi(&program, symbol, place)
+        let link = bpf::open_kprobe_multi(&program, &[(symbol, 0)], place)
             .map_err(|error| LoadError::Attach { program: name, error })?;
         Ok(Link { program, link })
     }
@@ -130,22 +132,71 @@ impl Loader {
         place: Place,
         symbol: &str,
     ) -> Result<Link, LoadError> {
-        let event = match bpf::open_kprobe_event(symbol, place) {
-            Ok(event) => event,
-            Err(error) if error.raw_os_error() == Some(libc::EACCES) => {
-                return Err(LoadError::EventsRefused(error));
-            }
+        let event = self.event(name, place, symbol)?;
+        let program = self.load(name, Purpose::Kprobe)?;
+        let link = bpf::open_event_link(&program, event, 0)
+            .map_err(|error| LoadError::Attach { program: name, error })?;
+        Ok(Link { program, link })
+    }
+
+    fn event(&mut self, name: &'static str, place: Place, symbol: &str) -> Result<OwnedFd, LoadError> {
+        match bpf::open_kprobe_event(symbol, place) {
+            Ok(event) => Ok(event),
+            Err(error) if error.raw_os_error() == Some(libc::EACCES) => Err(LoadError::EventsRefused(error)),
             Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
                 // Under lockdown the verifier has the better reason.
                 self.load(name, Purpose::Kprobe)?;
-                return Err(LoadError::EventsRefused(error));
+                Err(LoadError::EventsRefused(error))
             }
-            Err(error) => return Err(LoadError::Event { symbol: symbol.to_owned(), error }),
+            Err(error) => Err(LoadError::Event { symbol: symbol.to_owned(), error }),
+        }
+    }
+
+    /// Attaches the program that functions share to one of them by a perf event, with this cookie. It is loaded for the first.
+    pub(super) fn attach_shared_kprobe(&mut self, symbol: &str, cookie: u64) -> Result<OwnedFd, LoadError> {
+        let event = self.event(function::SHARED, Place::Entry, symbol)?;
+        let program = self.shared(Purpose::Kprobe)?;
+        bpf::open_event_link(program, event, cookie)
+            .map_err(|error| LoadError::Attach { program: function::SHARED, error })
+    }
+
+    /// Attaches it to all these functions by one kprobe.multi link, each with its cookie.
+    pub(super) fn attach_shared_kprobe_multi(
+        &mut self,
+        functions: &[(&str, u64)],
+    ) -> Result<OwnedFd, LoadError> {
+        let program = self.shared(Purpose::KprobeMulti)?;
+        bpf::open_kprobe_multi(program, functions, Place::Entry)
+            .map_err(|error| LoadError::Attach { program: function::SHARED, error })
+    }
+
+    /// Attaches the program that tracepoints share to one of them, with this cookie.
+    pub(super) fn attach_shared_tracepoint(
+        &mut self,
+        tracepoint: &str,
+        cookie: u64,
+    ) -> Result<OwnedFd, LoadError> {
+        let program = self.shared(Purpose::RawTracepoint)?;
+        bpf::open_raw_tracepoint(program, tracepoint, cookie)
+            .map_err(|error| LoadError::Attach { program: function::SHARED_TRACEPOINT, error })
+    }
+
+    /// The loaded program that hooks of this kind share.
+    fn shared(&mut self, purpose: Purpose) -> Result<&OwnedFd, LoadError> {
+        let (kind, name) = match purpose {
+            Purpose::KprobeMulti => (0, function::SHARED),
+            Purpose::RawTracepoint => (1, function::SHARED_TRACEPOINT),
+            _ => (2, function::SHARED),
         };
-        let program = self.load(name, Purpose::Kprobe)?;
-        let link = bpf::open_event_link(&program, event)
-            .map_err(|error| LoadError::Attach { program: name, error })?;
-        Ok(Link { program, link })
+        if self.shared[kind].is_none() {
+            self.shared[kind] = Some(self.load(name, purpose)?);
+        }
+        self.shared[kind].as_ref().ok_or(LoadError::NoProgram(name))
+    }
+
+    /// The loaded programs that functions share.
+    pub(super) fn shared_programs(&self) -> impl Iterator<Item = &OwnedFd> {
+        self.shared.iter().flatten()
     }
 
     /// Loads the program, and attaches it to nothing.

@@ -3,7 +3,7 @@
 //! It follows from symbols, BTF signatures and fields, never from a version. A missing hook is a named gap with its
 //! cost, which `viptrace check --kernel` prints and verdicts respect.
 
-use tracer_ebpf::{Attach, Hook, HookSpec, IPVS, Need};
+use tracer_ebpf::{Attach, Cookie, Hook, HookSpec, IPVS, Need};
 
 use super::{btf::Prototype, layout::Layout};
 
@@ -33,6 +33,15 @@ pub trait KernelFacts {
     }
     /// Whether it makes a kprobe.multi link by name in less time than a perf event, as 7.2 does and 6.12 does not.
     fn has_quick_links(&self) -> bool {
+        false
+    }
+    /// Whether a program learns at which of several functions a perf event's kprobe runs it (`bpf_get_attach_cookie`, since
+    /// 5.15). Links of kprobe.multi always tell.
+    fn has_event_cookies(&self) -> bool {
+        false
+    }
+    /// Whether a program learns at which of several tracepoints it runs (since 6.10).
+    fn has_tracepoint_cookies(&self) -> bool {
         false
     }
     /// Whether the kernel counts the runs of kprobes' programs that it skips (since 6.7).
@@ -142,6 +151,8 @@ pub struct PlanLine {
     pub tier: Tier,
     /// A kprobe.multi link reaches it, not a perf event.
     by_kprobe_multi: bool,
+    /// The program that functions share reaches it.
+    by_shared: bool,
     is_left_out: bool,
 }
 
@@ -150,6 +161,8 @@ impl PlanLine {
     pub fn attach(&self) -> &'static str {
         if self.by_kprobe_multi {
             "kprobe.multi"
+        } else if self.by_shared {
+            "kprobe"
         } else {
             self.spec.attach.as_str(matches!(self.tier, Tier::Fentry(_)))
         }
@@ -165,6 +178,9 @@ struct KprobeLinks {
     are_quick: bool,
     /// As [`KernelFacts::counts_skipped_kprobes`].
     count_skipped: bool,
+    /// As [`KernelFacts::has_event_cookies`].
+    have_cookies: bool,
+    are_allowed: bool,
 }
 
 /// The hooks of one trace on one kernel.
@@ -174,6 +190,7 @@ pub struct HookPlan {
     lines: Vec<PlanLine>,
     tiers: Tiers,
     preempts_programs: bool,
+    has_tracepoint_cookies: bool,
     kprobes: KprobeLinks,
     /// The module without which an essential hook does not exist.
     awaited: Option<&'static str>,
@@ -204,7 +221,7 @@ impl HookPlan {
                 let spec = hook.spec();
                 let tier = tier(spec, tiers, kernel);
                 let state = state(spec, set, layout, kernel, send_reset_reason.is_some(), (tiers, &tier));
-                PlanLine { spec, state, tier, by_kprobe_multi: false, is_left_out: false }
+                PlanLine { spec, state, tier, by_kprobe_multi: false, by_shared: false, is_left_out: false }
             })
             .collect();
         if !format_is_third
@@ -232,10 +249,13 @@ impl HookPlan {
             lines,
             tiers,
             preempts_programs,
+            has_tracepoint_cookies: kernel.has_tracepoint_cookies(),
             kprobes: KprobeLinks {
                 are_multi: kernel.has_kprobe_multi(),
                 are_quick: kernel.has_quick_links(),
                 count_skipped: kernel.counts_skipped_kprobes(),
+                have_cookies: kernel.has_event_cookies(),
+                are_allowed: tiers != Tiers::Fentry && kernel.kprobes().is_ok(),
             },
             awaited,
             out_of_reach,
@@ -283,6 +303,23 @@ impl HookPlan {
         self.kprobes.are_quick
     }
 
+    /// The functions that one program is to reach, with their index in [`Self::lines`]: an agent's failures. Each program of
+    /// their own would have the recorder's decision, and the verifier walks through it each time. Not where fentry would
+    /// count the events that it skips, and a kprobe does not.
+    pub fn shared(&self) -> impl Iterator<Item = (usize, &'static HookSpec, Cookie)> {
+        let is_wanted =
+            self.set == HookSet::Failures && self.kprobes.are_allowed && self.kprobes.have_cookies;
+        let planned = self.planned().filter(move |(index, _)| {
+            is_wanted && (self.kprobes.count_skipped || matches!(self.tier(*index), Some(Tier::Kprobe(_))))
+        });
+        planned.filter_map(|(index, spec)| Some((index, spec, spec.attach.cookie()?)))
+    }
+
+    /// Whether the tracepoints that only failures meet have one program, as [`Self::shared`] has.
+    pub fn shares_tracepoints(&self) -> bool {
+        self.set == HookSet::Failures && self.has_tracepoint_cookies
+    }
+
     /// How the hook with this index is reached.
     pub fn tier(&self, index: usize) -> Option<&Tier> {
         self.lines.get(index).map(|line| &line.tier)
@@ -320,6 +357,13 @@ impl HookPlan {
     pub(crate) fn reached_by_kprobe_multi(&mut self, index: usize) {
         if let Some(line) = self.lines.get_mut(index) {
             line.by_kprobe_multi = true;
+        }
+    }
+
+    /// The program that functions share reached one.
+    pub(crate) fn reached_by_shared(&mut self, index: usize) {
+        if let Some(line) = self.lines.get_mut(index) {
+            line.by_shared = true;
         }
     }
 
@@ -389,8 +433,9 @@ impl HookPlan {
                     .to_owned(),
             );
         }
-        let by_kprobe =
-            |line: &&PlanLine| line.state == State::Planned && matches!(line.tier, Tier::Kprobe(_));
+        let by_kprobe = |line: &&PlanLine| {
+            line.state == State::Planned && (line.by_shared || matches!(line.tier, Tier::Kprobe(_)))
+        };
         let uncounted: Vec<&str> = self.lines.iter().filter(by_kprobe).map(|line| line.spec.symbol).collect();
         if !self.kprobes.count_skipped && !uncounted.is_empty() {
             limits.push(format!(

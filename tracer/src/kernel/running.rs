@@ -198,6 +198,14 @@ impl KernelFacts for RunningKernel {
         self.has_kprobe_multi() && self.vmlinux.struct_size("fprobe_hlist").is_ok()
     }
 
+    fn has_event_cookies(&self) -> bool {
+        self.vmlinux.member("perf_event", "bpf_cookie").is_ok()
+    }
+
+    fn has_tracepoint_cookies(&self) -> bool {
+        self.vmlinux.member("bpf_raw_tp_link", "cookie").is_ok()
+    }
+
     fn counts_skipped_kprobes(&self) -> bool {
         self.vmlinux.member("bpf_link_info", "kprobe_multi.missed").is_ok()
     }

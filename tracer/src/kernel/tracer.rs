@@ -17,7 +17,7 @@ use tracer_ebpf::{Attach, HOOK_SLOTS, Hook, LOST_ANY, map};
 use tracing::{debug, info, warn};
 
 use super::{
-    attach::{self, AttachError, AttachGap, Attached, Attachment, Options},
+    attach::{self, AttachError, AttachGap, Attached, Attachment, Options, SharedLink},
     bpf, clock,
     connections::{Counted, ServiceEnd},
     decode::{self, Decoder},
@@ -50,6 +50,8 @@ pub(crate) struct Tracer {
     lost: PerCpuArray<MapData, u64>,
     lost_before: [u64; HOOK_SLOTS],
     skipped_before: [u64; HOOK_SLOTS],
+    /// The same of the program that functions share.
+    skipped_by_shared_before: u64,
     preempts_programs: bool,
     decoder: Decoder,
     clock_offset_ns: u64,
@@ -127,6 +129,7 @@ impl Tracer {
             lost,
             lost_before: [0; HOOK_SLOTS],
             skipped_before: [0; HOOK_SLOTS],
+            skipped_by_shared_before: 0,
             preempts_programs: plan.preempts_programs(),
             decoder: Decoder::new(Arc::clone(&layout), clock_offset_ns),
             layout,
@@ -148,6 +151,9 @@ impl Tracer {
         }
         for spec_index in &self.attached.by_kprobe_multi {
             plan.reached_by_kprobe_multi(*spec_index);
+        }
+        for spec_index in &self.attached.by_shared {
+            plan.reached_by_shared(*spec_index);
         }
         for AttachGap { spec_index, reason } in &self.attached.gaps {
             plan.refuse(*spec_index, reason.clone());
@@ -255,17 +261,22 @@ impl Tracer {
         }
     }
 
-    /// Events lost in the kernel since the last call, by hook: records without room, and events for which the kernel skipped
-    /// every program. Where programs are preempted, that number is only an upper bound, because each copy misses other
+    /// Events lost in the kernel since the last call, by hook where that is known: records without room, and events for which the
+    /// kernel skipped every program. Where programs are preempted, that number is only an upper bound, because each copy misses other
     /// events: it is left to the summary. As a loss, it would make the healthy flows of a busy node uncertain.
-    pub(crate) fn losses(&mut self) -> Result<Vec<(Hook, u64)>, MapError> {
+    pub(crate) fn losses(&mut self) -> Result<Vec<(Option<Hook>, u64)>, MapError> {
         let mut losses = Vec::new();
+        let skipped = if self.preempts_programs { 0 } else { self.skipped_by_shared() };
+        if skipped > self.skipped_by_shared_before {
+            losses.push((None, skipped - self.skipped_by_shared_before));
+            self.skipped_by_shared_before = skipped;
+        }
         for hook in &self.attached.hooks {
             let is_charged = hook.spec().skipped.is_some() && !self.preempts_programs;
             let skipped = if is_charged { self.skipped_events(*hook) } else { 0 };
             let before = &mut self.skipped_before[*hook as usize];
             if skipped > *before {
-                losses.push((*hook, skipped - *before));
+                losses.push((Some(*hook), skipped - *before));
                 *before = skipped;
             }
         }
@@ -282,7 +293,7 @@ impl Tracer {
             let total: u64 = self.lost.get(&(slot as u32), 0)?.iter().sum();
             let before = &mut self.lost_before[slot];
             if total > *before {
-                losses.push((*hook, total - *before));
+                losses.push((Some(*hook), total - *before));
                 *before = total;
             }
         }
@@ -315,11 +326,33 @@ impl Tracer {
             runs + by_link.unwrap_or_default()
         };
         let counts = self.attached.programs.iter().filter(|(of, _)| *of == hook).map(skipped);
+        // A function that a shared program reaches has no other.
+        if let Some(link) = self.attached.shared.iter().find(|link| link.hooks == [hook]) {
+            return missed_by(link);
+        }
         // An event is lost if every copy misses it, and a pair of kprobes needs both.
         match hook.spec().attach {
             Attach::Return { .. } => counts.sum(),
             _ => counts.min().unwrap_or_default(),
         }
+    }
+
+    /// The hooks that the program for several functions reaches.
+    pub(crate) fn shared_hooks(&self) -> impl Iterator<Item = Hook> {
+        self.attached.shared.iter().flat_map(|link| link.hooks.iter().copied())
+    }
+
+    /// The events at which the kernel skipped that program, where it does not tell the function.
+    pub(crate) fn skipped_by_shared(&self) -> u64 {
+        let runs = self.attached.shared_programs().map(|program| bpf::missed_runs(program.as_fd()));
+        let by_links = self.attached.shared.iter().filter(|link| link.hooks.len() > 1).map(missed_by);
+        runs.filter_map(Result::ok).chain(by_links).sum()
+    }
+
+    /// The time that it ran, and the number of runs; `None` unless the kernel measures them.
+    pub(crate) fn measured_runs_of_shared(&self) -> Option<(Duration, u64)> {
+        let programs = self.attached.shared_programs();
+        sum(programs.filter_map(|program| bpf::measured_runs(program.as_fd()).ok()))
     }
 
     /// Attaches the hooks of modules that were loaded since the last call, and gives up those of unloaded ones: with the first
@@ -375,6 +408,9 @@ impl Tracer {
                     if self.attached.by_kprobe_multi.contains(&index) {
                         plan.reached_by_kprobe_multi(index);
                     }
+                    if self.attached.by_shared.contains(&index) {
+                        plan.reached_by_shared(index);
+                    }
                     let time = clock::now();
                     if !was_missing {
                         changes.push(lost("its module was just loaded"));
@@ -427,9 +463,7 @@ impl Tracer {
     /// The time that a hook's programs ran, and the number of runs; `None` unless the kernel measures them.
     pub(crate) fn measured_runs(&self, hook: Hook) -> Option<(Duration, u64)> {
         let programs = self.attached.programs.iter().filter(|(of, _)| *of == hook);
-        let measured = programs.filter_map(|(_, attached)| bpf::measured_runs(attached.program.as_fd()).ok());
-        let (time, runs) = measured.fold((0, 0), |(time, runs), (ns, count)| (time + ns, runs + count));
-        (runs > 0).then_some((Duration::from_nanos(time), runs))
+        sum(programs.filter_map(|(_, attached)| bpf::measured_runs(attached.program.as_fd()).ok()))
     }
 
     /// Whether the kernel keeps the decisions of healthy connections.
@@ -463,6 +497,17 @@ impl Tracer {
     pub(crate) fn retarget(&mut self, targets: &[IpAddr]) -> Result<(), AttachError> {
         self.attached.retarget(targets)
     }
+}
+
+/// The runs that the kernel did not even begin at a link.
+fn missed_by(link: &SharedLink) -> u64 {
+    bpf::missed_by_link(link.link.as_fd()).ok().flatten().unwrap_or_default()
+}
+
+/// Times, nanoseconds, and numbers of runs, together; `None` if there were none.
+fn sum(measured: impl Iterator<Item = (u64, u64)>) -> Option<(Duration, u64)> {
+    let (time, runs) = measured.fold((0, 0), |(time, runs), (ns, count)| (time + ns, runs + count));
+    (runs > 0).then_some((Duration::from_nanos(time), runs))
 }
 
 /// The same plan for the kernel as it is now; `None` if that cannot be described.

@@ -26,6 +26,7 @@ struct Kernel {
     fentry: HashMap<&'static str, FentryTarget>,
     preempts: bool,
     counts_skipped_kprobes: bool,
+    has_cookies: bool,
 }
 
 fn prototype(names: &[&str]) -> Prototype {
@@ -55,6 +56,7 @@ impl Kernel {
             fentry: HashMap::new(),
             preempts: false,
             counts_skipped_kprobes: true,
+            has_cookies: true,
         }
     }
 
@@ -84,6 +86,12 @@ impl KernelFacts for Kernel {
     }
     fn preempts_programs(&self) -> bool {
         self.preempts
+    }
+    fn has_event_cookies(&self) -> bool {
+        self.has_cookies
+    }
+    fn has_tracepoint_cookies(&self) -> bool {
+        self.has_cookies
     }
     fn counts_skipped_kprobes(&self) -> bool {
         self.counts_skipped_kprobes
@@ -371,4 +379,32 @@ fn a_plan_names_the_module_that_the_first_rule_loads() {
     kernel.modules.insert("nf_conntrack");
     assert_eq!(awaited(&kernel), None);
     assert!(kernel.plan(HookSet::Failures).fatal().is_some());
+}
+
+/// Its program has the recorder's decision, which the verifier walks through for each program that has it.
+#[test]
+fn failing_functions_share_a_program_where_it_can_tell_them_apart() {
+    let shared = |kernel: &Kernel, set, tiers| -> Vec<Hook> {
+        let plan = HookPlan::with_tiers(set, tiers, &whole_layout(), kernel);
+        plan.shared().map(|(_, spec, _)| spec.hook).collect()
+    };
+    let mut kernel = Kernel::whole();
+    let all = shared(&kernel, HookSet::Failures, Tiers::Auto);
+    for hook in [Hook::SendUnreach, Hook::KillAcct, Hook::InvalidLog, Hook::TcpV4SendReset] {
+        assert!(all.contains(&hook), "{hook:?}");
+    }
+    // Healthy connections meet these.
+    for hook in [Hook::Confirm, Hook::KfreeSkb] {
+        assert!(!all.contains(&hook), "{hook:?}");
+    }
+    assert_eq!(shared(&kernel, HookSet::Failures, Tiers::Kprobe), all);
+    assert_eq!(shared(&kernel, HookSet::Failures, Tiers::Fentry), []);
+    assert_eq!(shared(&kernel, HookSet::Full, Tiers::Auto), []);
+    let plan = kernel.plan(HookSet::Failures);
+    assert!(plan.shares_tracepoints() && !kernel.plan(HookSet::Full).shares_tracepoints());
+    kernel.symbols.remove("nf_ct_kill_acct");
+    assert!(!shared(&kernel, HookSet::Failures, Tiers::Auto).contains(&Hook::KillAcct));
+    kernel.has_cookies = false;
+    assert_eq!(shared(&kernel, HookSet::Failures, Tiers::Auto), []);
+    assert!(!kernel.plan(HookSet::Failures).shares_tracepoints());
 }

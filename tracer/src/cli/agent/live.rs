@@ -32,6 +32,9 @@ use crate::{
     time::Timestamp,
 };
 
+/// The metrics' name for the program that functions share, in place of a function's.
+const SHARED_PROGRAM: &str = "failing functions";
+
 /// How often the kernel's counts about the hooks' programs are read.
 const READ_RUNS: Duration = Duration::from_secs(10);
 
@@ -232,12 +235,12 @@ impl Sink for AgentSink<'_> {
             && self.read_runs.is_none_or(|read| read.elapsed() >= READ_RUNS)
         {
             self.read_runs = Some(Instant::now());
-            self.agent.kernel_runs(
-                tracer
-                    .attached()
-                    .iter()
-                    .map(|hook| (hook.symbol(), tracer.skipped_events(*hook), tracer.measured_runs(*hook))),
-            );
+            let shared = (SHARED_PROGRAM, tracer.skipped_by_shared(), tracer.measured_runs_of_shared());
+            let hooks = tracer.attached().iter();
+            let runs =
+                hooks.map(|hook| (hook.symbol(), tracer.skipped_events(*hook), tracer.measured_runs(*hook)));
+            let has_shared = tracer.shared_hooks().next().is_some();
+            self.agent.kernel_runs(runs.chain(has_shared.then_some(shared)));
             self.agent.decisions_last(tracer.decision_retention());
         }
         self.agent.turned(recorded, now);

@@ -57,7 +57,7 @@ impl Source for Tracer {
     fn lost(&mut self) -> anyhow::Result<Vec<(Option<Hook>, u64)>> {
         let losses = self.losses().context("cannot read how many events were lost")?;
         let undecodable = (None, self.take_undecodable());
-        Ok(losses.into_iter().map(|(hook, count)| (Some(hook), count)).chain([undecodable]).collect())
+        Ok(losses.into_iter().chain([undecodable]).collect())
     }
 
     fn suppressed(&mut self) -> anyhow::Result<Vec<SuppressedFailures>> {

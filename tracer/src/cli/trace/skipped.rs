@@ -15,5 +15,18 @@ pub(super) fn events(tracer: &Tracer) -> Vec<String> {
             )
         })
     };
-    Hook::ALL.iter().filter_map(line).collect()
+    Hook::ALL.iter().filter_map(line).chain(shared(tracer)).collect()
+}
+
+/// A line for the program that functions share: the kernel does not tell at which of them it skipped it.
+fn shared(tracer: &Tracer) -> Option<String> {
+    let count = tracer.skipped_by_shared();
+    let events = if count == 1 { "event" } else { "events" };
+    let functions: Vec<&str> = tracer.shared_hooks().map(Hook::symbol).collect();
+    (count > 0).then(|| {
+        format!(
+            "up to {count} {events} missed because another program was running on that CPU, at one of {}",
+            functions.join(", ")
+        )
+    })
 }

@@ -85,6 +85,7 @@ pub(super) struct RawTracepointAttributes {
     pub(super) name: u64,
     pub(super) prog_fd: u32,
     pub(super) reserved: u32,
+    pub(super) cookie: u64,
 }
 
 #[repr(C)]
