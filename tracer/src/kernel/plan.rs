@@ -178,9 +178,15 @@ struct KprobeLinks {
     are_quick: bool,
     /// As [`KernelFacts::counts_skipped_kprobes`].
     count_skipped: bool,
-    /// As [`KernelFacts::has_event_cookies`].
-    have_cookies: bool,
-    are_allowed: bool,
+}
+
+/// Which hooks may have one program together: those of an agent's failures.
+#[derive(Clone, Copy, Debug)]
+struct Shared {
+    /// Kprobes may be used, and [`KernelFacts::has_event_cookies`].
+    functions: bool,
+    /// As [`KernelFacts::has_tracepoint_cookies`].
+    tracepoints: bool,
 }
 
 /// The hooks of one trace on one kernel.
@@ -190,8 +196,8 @@ pub struct HookPlan {
     lines: Vec<PlanLine>,
     tiers: Tiers,
     preempts_programs: bool,
-    has_tracepoint_cookies: bool,
     kprobes: KprobeLinks,
+    shared: Shared,
     /// The module without which an essential hook does not exist.
     awaited: Option<&'static str>,
     /// Parts of hooks' functions that only a kprobe could reach, where kprobes may not be used.
@@ -249,13 +255,14 @@ impl HookPlan {
             lines,
             tiers,
             preempts_programs,
-            has_tracepoint_cookies: kernel.has_tracepoint_cookies(),
             kprobes: KprobeLinks {
                 are_multi: kernel.has_kprobe_multi(),
                 are_quick: kernel.has_quick_links(),
                 count_skipped: kernel.counts_skipped_kprobes(),
-                have_cookies: kernel.has_event_cookies(),
-                are_allowed: tiers != Tiers::Fentry && kernel.kprobes().is_ok(),
+            },
+            shared: Shared {
+                functions: tiers != Tiers::Fentry && kernel.kprobes().is_ok() && kernel.has_event_cookies(),
+                tracepoints: kernel.has_tracepoint_cookies(),
             },
             awaited,
             out_of_reach,
@@ -307,8 +314,7 @@ impl HookPlan {
     /// their own would have the recorder's decision, and the verifier walks through it each time. Not where fentry would
     /// count the events that it skips, and a kprobe does not.
     pub fn shared(&self) -> impl Iterator<Item = (usize, &'static HookSpec, Cookie)> {
-        let is_wanted =
-            self.set == HookSet::Failures && self.kprobes.are_allowed && self.kprobes.have_cookies;
+        let is_wanted = self.set == HookSet::Failures && self.shared.functions;
         let planned = self.planned().filter(move |(index, _)| {
             is_wanted && (self.kprobes.count_skipped || matches!(self.tier(*index), Some(Tier::Kprobe(_))))
         });
@@ -317,7 +323,7 @@ impl HookPlan {
 
     /// Whether the tracepoints that only failures meet have one program, as [`Self::shared`] has.
     pub fn shares_tracepoints(&self) -> bool {
-        self.set == HookSet::Failures && self.has_tracepoint_cookies
+        self.set == HookSet::Failures && self.shared.tracepoints
     }
 
     /// How the hook with this index is reached.
