@@ -424,12 +424,27 @@ const _: () = {
     assert!(size_of::<Bucket>() == 24);
 };
 
+/// Asks for the address of a function.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct SymbolQuery {
+    /// The function's name in memory order, with zeroes behind it: at least one.
+    pub name: [u64; SYMBOL_BYTES / 8],
+    /// The answer.
+    pub address: u64,
+}
+
+/// The longest name of a [`SymbolQuery`], and one byte. The kernel's may have 512 (`KSYM_NAME_LEN`); a hook's have fewer than 40.
+pub const SYMBOL_BYTES: usize = 64;
+
 /// Names of the kernel half's functions that not every trace calls.
 pub mod function {
     /// The program that failing tracepoints share.
     pub const SHARED_TRACEPOINT: &str = "failing_tracepoint";
     /// The program that functions with a [`super::Cookie`] share.
     pub const SHARED: &str = "failing";
+    /// The program that answers a [`super::SymbolQuery`].
+    pub const FIND_SYMBOL: &str = "find_symbol";
     /// The debug lines.
     pub const MESSAGES: [&str; 5] = ["no_room", "unreadable", "unknown_family", "not_begun", "moved"];
     /// The filter of a targeted trace.

@@ -5,8 +5,8 @@
 //! `packet`, `ipvs`, `tcp`, `drops`); they share `globals` (this kernel's offsets), `entry` (kprobe or fentry),
 //! `filter` (a trace's target), `recorder`, `choices` and `failures` (an agent's decisions and counts, and the
 //! limits of what it reports), `shared` (an agent's programs for several hooks), `output` (records and the count of
-//! lost ones), `calls` (the memory of a CPU between two programs) and `copies` (events that arrive while a program
-//! is busy).
+//! lost ones), `calls` (the memory of a CPU between two programs), `copies` (events that arrive while a program
+//! is busy) and `symbols` (where a function begins).
 //! Conditions that a healthy run never meets are logged (`messages`).
 
 #![no_std]
@@ -34,6 +34,7 @@ mod output;
 mod packet;
 mod recorder;
 mod shared;
+mod symbols;
 mod tcp;
 mod turns;
 mod words;

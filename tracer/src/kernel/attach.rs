@@ -291,12 +291,9 @@ impl Attached {
         if !plan.has_kprobe_multi() {
             return Err(LoadError::NoKprobeMulti);
         }
-        let link = self.loader.attach_shared_kprobe_multi(&functions(left, true)).or_else(|error| {
-            let have_parts = left.iter().any(|(_, spec, _)| spec.attach.split_part().is_some());
-            if !have_parts || matches!(error, LoadError::Load { .. }) {
-                return Err(error);
-            }
-            self.loader.attach_shared_kprobe_multi(&functions(left, false))
+        let link = self.link_by_addresses(left).or_else(|error| {
+            debug!(%error, "the functions that share a program are found by their names");
+            self.link_by_names(left)
         })?;
         let hooks: Vec<Hook> = left.iter().map(|(_, spec, _)| spec.hook).collect();
         debug!(functions = ?hooks, program = function::SHARED, "attached");
@@ -307,6 +304,27 @@ impl Attached {
         }
         self.shared.push(SharedLink { hooks, link });
         Ok(())
+    }
+
+    /// Where the part of a function exists, calls of the function itself reach it too.
+    fn link_by_addresses(&mut self, hooks: &[(usize, &HookSpec, Cookie)]) -> Result<OwnedFd, LoadError> {
+        let names = |spec: &HookSpec| spec.attach.split_part().into_iter().chain([spec.symbol]);
+        let addresses = self.loader.addresses(hooks.iter().map(|(_, spec, _)| names(spec)))?;
+        let functions = hooks.iter().zip(addresses).map(|((_, spec, cookie), address)| {
+            let address = address.ok_or(LoadError::NoSymbol(spec.symbol))?;
+            Ok((address, cookie.at(spec.hook)))
+        });
+        self.loader.attach_shared_kprobe_multi_at(&functions.collect::<Result<Vec<_>, _>>()?)
+    }
+
+    fn link_by_names(&mut self, hooks: &[(usize, &HookSpec, Cookie)]) -> Result<OwnedFd, LoadError> {
+        self.loader.attach_shared_kprobe_multi(&functions(hooks, true)).or_else(|error| {
+            let have_parts = hooks.iter().any(|(_, spec, _)| spec.attach.split_part().is_some());
+            if !have_parts || matches!(error, LoadError::Load { .. }) {
+                return Err(error);
+            }
+            self.loader.attach_shared_kprobe_multi(&functions(hooks, false))
+        })
     }
 
     fn attach(&mut self, plan: &HookPlan, spec_index: usize, spec: &HookSpec) -> Result<(), AttachError> {
@@ -606,7 +624,7 @@ mod tests {
     fn the_object_has_the_programs_of_the_table_and_no_others() {
         let object = aya_obj::Object::parse(OBJECT).unwrap();
         let mut built: Vec<&str> = object.programs.keys().map(String::as_str).collect();
-        let mut named = vec![function::SHARED, function::SHARED_TRACEPOINT];
+        let mut named = vec![function::SHARED, function::SHARED_TRACEPOINT, function::FIND_SYMBOL];
         for hook in Hook::ALL {
             match hook.spec().attach {
                 Attach::Entry { kprobe, fentry, .. } => {

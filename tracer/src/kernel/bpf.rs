@@ -17,6 +17,7 @@ use std::{
 
 use aya::maps::MapData;
 use aya_obj::generated::{bpf_insn, bpf_prog_info};
+use tracer_ebpf::{SYMBOL_BYTES, SymbolQuery};
 
 use attributes::{
     Attributes, BatchAttributes, BtfAttributes, BtfInfo, ElementAttributes, EventAttributes,
@@ -39,6 +40,7 @@ const BPF_LINK_CREATE: c_long = 28;
 const BPF_PROG_TYPE_KPROBE: u32 = 2;
 const BPF_PROG_TYPE_RAW_TRACEPOINT: u32 = 17;
 const BPF_PROG_TYPE_TRACING: u32 = 26;
+const BPF_PROG_TYPE_SYSCALL: u32 = 31;
 const BPF_TRACE_RAW_TP: u32 = 23;
 const BPF_TRACE_FENTRY: u32 = 24;
 const BPF_TRACE_FEXIT: u32 = 25;
@@ -47,6 +49,7 @@ const BPF_TRACE_KPROBE_MULTI: u32 = 42;
 const BPF_LINK_TYPE_PERF_EVENT: u32 = 7;
 const BPF_LINK_TYPE_KPROBE_MULTI: u32 = 8;
 const BPF_F_KPROBE_MULTI_RETURN: u32 = 1;
+const BPF_F_SLEEPABLE: u32 = 1 << 4;
 // include/uapi/linux/perf_event.h; the second is `_IOW('$', 8, __u32)`.
 const PERF_FLAG_FD_CLOEXEC: c_long = 1 << 3;
 const PERF_EVENT_IOC_SET_BPF: libc::Ioctl = 0x4004_2408;
@@ -130,6 +133,8 @@ pub(super) enum Purpose {
     Kprobe,
     /// A kprobe.multi link.
     KprobeMulti,
+    /// To be run by user space, with helpers that no other program may call (since 5.14).
+    SystemCall,
 }
 
 /// Where on the function a program runs.
@@ -193,7 +198,10 @@ impl Request<'_> {
             Purpose::RawTracepoint => (BPF_PROG_TYPE_RAW_TRACEPOINT, 0, 0, None),
             Purpose::Kprobe => (BPF_PROG_TYPE_KPROBE, 0, 0, None),
             Purpose::KprobeMulti => (BPF_PROG_TYPE_KPROBE, BPF_TRACE_KPROBE_MULTI, 0, None),
+            Purpose::SystemCall => (BPF_PROG_TYPE_SYSCALL, 0, 0, None),
         };
+        // The kernel takes no others of this kind.
+        let prog_flags = if matches!(self.purpose, Purpose::SystemCall) { BPF_F_SLEEPABLE } else { 0 };
         let mut prog_name = [0; 16];
         // One byte less: the kernel requires a NUL byte at the end.
         for (to, from) in prog_name.iter_mut().take(15).zip(self.name.bytes()) {
@@ -207,6 +215,7 @@ impl Request<'_> {
             log_level: u32::from(!log.is_empty()),
             log_size: u32::try_from(log.len()).map_err(io::Error::other)?,
             log_buf: if log.is_empty() { 0 } else { log.as_mut_ptr().expose_provenance() as u64 },
+            prog_flags,
             prog_name,
             expected_attach_type,
             attach_btf_id: function,
@@ -244,6 +253,32 @@ pub(super) fn run_once(program: BorrowedFd<'_>, argument: u64) -> io::Result<()>
     unsafe { bpf(BPF_PROG_TEST_RUN, &mut attributes) }.map(drop)
 }
 
+/// Where the function of this name begins, by the loaded program [`tracer_ebpf::function::FIND_SYMBOL`]; `None` if there is none.
+/// The kernel shows addresses to those only that may also read them in `/proc/kallsyms` (`bpf_dump_raw_ok`).
+pub(super) fn find_symbol(program: BorrowedFd<'_>, name: &str) -> io::Result<Option<u64>> {
+    let mut bytes = [0; SYMBOL_BYTES];
+    // One byte less: the kernel requires a NUL byte at the end.
+    let place = bytes[..SYMBOL_BYTES - 1].get_mut(..name.len()).ok_or(io::ErrorKind::InvalidInput)?;
+    place.copy_from_slice(name.as_bytes());
+    let mut query = SymbolQuery { name: [0; SYMBOL_BYTES / 8], address: 0 };
+    for (word, bytes) in query.name.iter_mut().zip(bytes.as_chunks::<8>().0) {
+        *word = u64::from_ne_bytes(*bytes);
+    }
+    let mut attributes = RunAttributes {
+        prog_fd: u32::try_from(program.as_raw_fd()).map_err(io::Error::other)?,
+        ctx_size_in: size_of::<SymbolQuery>() as u32,
+        ctx_in: (&raw mut query).expose_provenance() as u64,
+        ..RunAttributes::default()
+    };
+    // SAFETY: the query outlives the call, which reads and writes only that.
+    unsafe { bpf(BPF_PROG_TEST_RUN, &mut attributes) }?;
+    match attributes.retval.cast_signed() {
+        0 => Ok(Some(query.address)),
+        refused if refused == -libc::ENOENT => Ok(None),
+        refused => Err(io::Error::from_raw_os_error(-refused)),
+    }
+}
+
 /// Attaches a loaded tracing program: for these programs `BPF_RAW_TRACEPOINT_OPEN` without a name does that.
 pub(super) fn open_link(program: &OwnedFd) -> io::Result<OwnedFd> {
     let prog_fd = u32::try_from(program.as_raw_fd()).map_err(io::Error::other)?;
@@ -263,7 +298,8 @@ pub(super) fn open_raw_tracepoint(program: &OwnedFd, tracepoint: &str, cookie: u
 }
 
 /// Attaches a loaded program to functions by a kprobe.multi link (since 5.18), which needs no perf event. The program gets the
-/// number beside a function as the cookie there. All of them must exist.
+/// number beside a function as the cookie there. All of them must exist. For more than one name the kernel goes through all its
+/// symbols.
 pub(super) fn open_kprobe_multi(
     program: &OwnedFd,
     functions: &[(&str, u64)],
@@ -275,19 +311,46 @@ pub(super) fn open_kprobe_multi(
         .collect::<Result<_, _>>()?;
     let symbols: Vec<u64> = names.iter().map(|name| name.as_ptr().expose_provenance() as u64).collect();
     let cookies: Vec<u64> = functions.iter().map(|(_, cookie)| *cookie).collect();
-    let mut attributes = KprobeMultiAttributes {
-        prog_fd: u32::try_from(program.as_raw_fd()).map_err(io::Error::other)?,
-        attach_type: BPF_TRACE_KPROBE_MULTI,
-        link_flags: match place {
-            Place::Entry => 0,
-            Place::Exit => BPF_F_KPROBE_MULTI_RETURN,
-        },
-        count: u32::try_from(symbols.len()).map_err(io::Error::other)?,
-        symbols: symbols.as_ptr().expose_provenance() as u64,
-        cookies: cookies.as_ptr().expose_provenance() as u64,
-        ..KprobeMultiAttributes::default()
-    };
-    // SAFETY: the arrays, of one length, and the names outlive the call, which only reads them.
+    let symbols = symbols.as_ptr().expose_provenance() as u64;
+    link_kprobes(
+        program,
+        KprobeMultiAttributes { symbols, ..KprobeMultiAttributes::default() },
+        &cookies,
+        place,
+    )
+}
+
+/// The same for functions by their addresses.
+pub(super) fn open_kprobe_multi_at(
+    program: &OwnedFd,
+    functions: &[(u64, u64)],
+    place: Place,
+) -> io::Result<OwnedFd> {
+    let (addresses, cookies): (Vec<u64>, Vec<u64>) = functions.iter().copied().unzip();
+    let addresses = addresses.as_ptr().expose_provenance() as u64;
+    link_kprobes(
+        program,
+        KprobeMultiAttributes { addresses, ..KprobeMultiAttributes::default() },
+        &cookies,
+        place,
+    )
+}
+
+/// Makes a kprobe.multi link of the functions whose names or addresses the attributes have, each with its cookie.
+fn link_kprobes(
+    program: &OwnedFd,
+    mut attributes: KprobeMultiAttributes,
+    cookies: &[u64],
+    place: Place,
+) -> io::Result<OwnedFd> {
+    attributes.prog_fd = u32::try_from(program.as_raw_fd()).map_err(io::Error::other)?;
+    attributes.attach_type = BPF_TRACE_KPROBE_MULTI;
+    if place == Place::Exit {
+        attributes.link_flags = BPF_F_KPROBE_MULTI_RETURN;
+    }
+    attributes.count = u32::try_from(cookies.len()).map_err(io::Error::other)?;
+    attributes.cookies = cookies.as_ptr().expose_provenance() as u64;
+    // SAFETY: the arrays, of one length, and the names are alive in the callers, and the kernel only reads them.
     unsafe { new_fd(BPF_LINK_CREATE, &mut attributes) }
 }
 
