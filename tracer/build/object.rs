@@ -4,9 +4,16 @@
 
 use std::{
     env,
+    error::Error,
     ffi::OsString,
+    fs,
     path::{Path, PathBuf},
     process::Command,
+};
+
+use ::object::{
+    build::elf::{Builder, SectionData},
+    elf::SHT_STRTAB,
 };
 
 const TARGET: &str = "bpfel-unknown-none";
@@ -65,7 +72,30 @@ pub(crate) fn build(
             String::from_utf8_lossy(&output.stderr).trim_end()
         ));
     }
-    Ok(target_dir.join(TARGET).join("release").join(BINARY))
+    let built = target_dir.join(TARGET).join("release").join(BINARY);
+    let stripped = built.with_extension("o");
+    strip(&built, &stripped).map_err(|error| format!("cannot strip {}: {error}", built.display()))?;
+    Ok(stripped)
+}
+
+/// Leaves out the debug sections, of which the linker has made the BTF: three quarters of the object, which each trace would
+/// read through at its start.
+fn strip(object: &Path, stripped: &Path) -> Result<(), Box<dyn Error>> {
+    let bytes = fs::read(object)?;
+    let mut object = Builder::read(&*bytes)?;
+    for section in &mut object.sections {
+        section.delete =
+            [&b".debug_"[..], b".rel.debug_"].iter().any(|start| section.name.starts_with(start));
+    }
+    object.delete_orphans();
+    // LLVM puts the names of sections into those of symbols, and the builder has a section of their own.
+    let names = object.sections.add();
+    names.name = ".shstrtab".into();
+    names.sh_type = SHT_STRTAB;
+    names.data = SectionData::SectionString;
+    let mut bytes = Vec::new();
+    object.write(&mut bytes)?;
+    Ok(fs::write(stripped, bytes)?)
 }
 
 /// `cargo` with a compiler that can build `core` for BPF: rustup's nightly where it has rust-src, else Debian's
