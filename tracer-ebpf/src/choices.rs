@@ -13,9 +13,18 @@ use crate::{filter::AF_INET, output, recorder, turns::turns};
 #[map]
 static CHOICES: LruHashMap<End, Choice> = LruHashMap::with_max_entries(1, 0);
 
-/// The last persistence template made on this CPU.
+/// What one call of `ip_vs_conn_new` leaves to the next one on this CPU.
 #[map]
-static TEMPLATE: PerCpuArray<Template> = PerCpuArray::with_max_entries(1, 0);
+static CALL: PerCpuArray<Call> = PerCpuArray::with_max_entries(1, 0);
+
+#[repr(C)]
+struct Call {
+    /// The last persistence template.
+    template: Template,
+    /// The choice that is being kept. It has no room on the stack: all functions of a chain of calls share 512 bytes, in which
+    /// 5.10 and 6.1 give each a multiple of 32 (`check_max_stack_depth`, kernel/bpf/verifier.c).
+    choice: Choice,
+}
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -29,31 +38,27 @@ struct Template {
 #[inline(never)]
 #[expect(clippy::needless_borrows_for_generic_args, reason = "by value, they would be copied on the stack")]
 pub(crate) fn keep(record: &IpvsRecord) {
-    let Some(template) = TEMPLATE.get_ptr_mut(0) else { return };
+    let Some(call) = CALL.get_ptr_mut(0) else { return };
+    // SAFETY: a slot of a map's array, of this CPU alone: valid and aligned for as long as the program runs, and written by this
+    // program only, which the kernel does not nest.
+    let Call { template, choice } = unsafe { &mut *call };
     let virtual_address = words(&record.virtual_address, record.family);
     let destination = words(&record.destination, record.dest_family);
     if record.client_port == 0 || record.flags & IP_VS_CONN_F_TEMPLATE != 0 {
-        // SAFETY: a slot of a map's array, of this CPU alone: valid and aligned for as long as the program runs.
-        unsafe {
-            *template = Template { time_ns: record.header.time_ns, virtual_address, destination };
-        }
+        *template = Template { time_ns: record.header.time_ns, virtual_address, destination };
         return;
     }
-    // SAFETY: as above.
-    let (made_ns, fits) = unsafe {
-        let fits = recorder::is_same_address((*template).virtual_address, virtual_address)
-            && recorder::is_same_address((*template).destination, destination);
-        let made_ns = (*template).time_ns;
-        (*template).time_ns = 0;
-        (made_ns, fits)
-    };
+    let fits = recorder::is_same_address(template.virtual_address, virtual_address)
+        && recorder::is_same_address(template.destination, destination);
+    let made_ns = template.time_ns;
+    template.time_ns = 0;
     let is_new = made_ns != 0 && record.header.time_ns.wrapping_sub(made_ns) < SAME_IPVS_CALL_NS;
     let client = End {
         address: words(&record.client, record.family),
         port: record.client_port,
         protocol: record.protocol,
     };
-    let choice = Choice {
+    *choice = Choice {
         time_ns: record.header.time_ns,
         template_ns: if is_new && fits { made_ns } else { 0 },
         netns: record.header.netns,
@@ -68,7 +73,7 @@ pub(crate) fn keep(record: &IpvsRecord) {
         reserved: 0,
     };
     // A full LRU map gives up its oldest entries; an update fails only where a CPU finds none that is free.
-    let _ = CHOICES.insert(&client, &choice, 0);
+    let _ = CHOICES.insert(&client, &*choice, 0);
     if recorder::is_sampled(&client) {
         hand_over(&client);
     }
@@ -103,36 +108,38 @@ pub(crate) fn hand_over(client: &End) {
         (*choice).is_reported = 1;
         // The template comes first, if one was made.
         for turn in turns::<2>() {
-            let (port, time_ns, of_template) = match turn {
-                0 => (0, (*choice).template_ns, IP_VS_CONN_F_TEMPLATE),
-                _ => (client.port, (*choice).time_ns, 0),
-            };
-            if time_ns != 0 {
-                report(choice, (client, port), time_ns, (*choice).flags | of_template);
-            }
+            report(choice, client, turn == 0);
         }
     }
 }
 
+/// Reports the choice, or the template that was made for it. Each value is read where it is written, so that few of them are
+/// kept on the stack.
+///
 /// # Safety
 ///
 /// `choice` must be valid and aligned.
 #[inline(always)]
-unsafe fn report(choice: *const Choice, (client, port): (&End, u16), time_ns: u64, flags: u32) {
+unsafe fn report(choice: *const Choice, client: &End, of_template: bool) {
+    // SAFETY: the caller promises it.
+    let time_ns = || unsafe { if of_template { (*choice).template_ns } else { (*choice).time_ns } };
+    if time_ns() == 0 {
+        return;
+    }
     let Some(mut entry) = output::reserve::<IpvsRecord>(Hook::IpVsConnNew) else { return };
     let record = entry.as_mut_ptr();
     // SAFETY: the record is the ring buffer's, of its size and alignment, and this program's alone until it is
     // submitted. Every field is written before it is. The caller promises the same for the choice.
     unsafe {
         let header = output::header(Hook::IpVsConnNew, Kind::Ipvs, (*choice).netns);
-        (*record).header = Header { time_ns, ..header };
-        (*record).flags = flags;
+        (*record).header = Header { time_ns: time_ns(), ..header };
+        (*record).flags = (*choice).flags | if of_template { IP_VS_CONN_F_TEMPLATE } else { 0 };
         (*record).family = (*choice).family;
         (*record).dest_family = (*choice).dest_family;
         output::write_words(&client.address, (&raw mut (*record).client).cast());
         output::write_words(&(*choice).virtual_address, (&raw mut (*record).virtual_address).cast());
         output::write_words(&(*choice).destination, (&raw mut (*record).destination).cast());
-        (*record).client_port = port;
+        (*record).client_port = if of_template { 0 } else { client.port };
         (*record).virtual_port = (*choice).virtual_port;
         (*record).destination_port = (*choice).destination_port;
         (*record).protocol = client.protocol;

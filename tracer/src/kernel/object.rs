@@ -262,6 +262,8 @@ mod tests {
 
         use tracer_ebpf::function;
 
+        use aya_obj::generated::bpf_insn;
+
         use super::super::*;
         use crate::kernel::attach::OBJECT;
 
@@ -290,6 +292,8 @@ mod tests {
             begins: Vec<usize>,
             lengths: Vec<usize>,
             calls: Vec<Vec<usize>>,
+            /// The bytes of stack that each one uses.
+            stacks: Vec<usize>,
         }
 
         impl Functions {
@@ -310,7 +314,19 @@ mod tests {
                     called.collect()
                 });
                 let calls = calls.collect();
-                Self { begins, lengths, calls }
+                let own = |(begin, length): (&usize, &usize)| {
+                    stack_bytes(&program.instructions[*begin..begin + length])
+                };
+                let stacks = begins.iter().zip(&lengths).map(own).collect();
+                Self { begins, lengths, calls, stacks }
+            }
+
+            /// The most stack that a function and those on any chain of calls from it use together, each in steps of so many
+            /// bytes (`check_max_stack_depth`, kernel/bpf/verifier.c).
+            fn stack_of_chains(&self, function: usize, step: usize) -> usize {
+                let called =
+                    self.calls[function].iter().map(|called| self.stack_of_chains(*called, step)).max();
+                self.stacks[function].max(1).next_multiple_of(step) + called.unwrap_or(0)
             }
 
             /// The instructions of a function and of those that it calls, once for each chain of calls.
@@ -318,6 +334,58 @@ mod tests {
                 let called: usize = self.calls[function].iter().map(|called| self.by_chains(*called)).sum();
                 self.lengths[function] + called
             }
+        }
+
+        /// The lowest place below the frame pointer that a function reaches, directly or by a pointer that it makes from it,
+        /// with its instructions read in their order.
+        fn stack_bytes(instructions: &[bpf_insn]) -> usize {
+            const MOVE: u8 = 0xbf;
+            const ADD: u8 = 0x07;
+            let mut places = [None; 16];
+            places[10] = Some(0_i32);
+            let mut lowest = 0;
+            for own in instructions {
+                let [to, from] = [own.dst_reg(), own.src_reg()].map(usize::from);
+                // The classes of instructions: a load, two stores, two kinds of jumps, and others, which write a register.
+                match own.code & 7 {
+                    1 => {
+                        lowest = lowest.min(places[from].map_or(0, |place| place + i32::from(own.off)));
+                        places[to] = None;
+                    }
+                    2 | 3 => lowest = lowest.min(places[to].map_or(0, |place| place + i32::from(own.off))),
+                    5 | 6 => {}
+                    _ => {
+                        places[to] = match own.code {
+                            MOVE => places[from],
+                            ADD => places[to].map(|place| place + own.imm),
+                            _ => None,
+                        };
+                        lowest = lowest.min(places[to].unwrap_or(0));
+                    }
+                }
+            }
+            lowest.unsigned_abs() as usize
+        }
+
+        /// With a recorder, with a filter, and with neither; with and without the debug lines.
+        #[test]
+        fn no_chain_of_calls_exceeds_the_stack() {
+            const MAX_BPF_STACK: usize = 512;
+            let (of_recorder, of_filter) = (&function::OF_RECORDER[..], &function::OF_FILTER[..]);
+            let traces = [of_filter.to_vec(), of_recorder.to_vec(), [of_filter, of_recorder].concat()];
+            let without_messages = traces.clone().map(|trace| [&function::MESSAGES[..], &trace].concat());
+            let mut exceeding = Vec::new();
+            for uncalled in traces.iter().chain(&without_messages) {
+                for (name, own) in linked(uncalled) {
+                    // The kernels since 6.10, whose tracepoints have cookies, take it in smaller steps.
+                    let step = if name == function::SHARED_TRACEPOINT { 16 } else { 32 };
+                    let bytes = Functions::of(&own).stack_of_chains(0, step);
+                    if bytes > MAX_BPF_STACK {
+                        exceeding.push(format!("{name} without {uncalled:?}: {bytes} bytes"));
+                    }
+                }
+            }
+            assert_eq!(exceeding, [""; 0]);
         }
 
         #[test]
