@@ -80,6 +80,8 @@ pub const NETFILTER: &[Variant] = &[Variant::DEFAULT, IPTABLES_6, LEGACY, NFTABL
 pub const NETFILTER_4: &[Variant] = &[Variant::DEFAULT, LEGACY, NFTABLES];
 /// Behaviour that differs between families but not between modes.
 pub const BOTH_FAMILIES: &[Variant] = &[Variant::DEFAULT, IPTABLES_6];
+/// Faults whose function is another one over IPv6.
+pub const IPV6_ONLY: &[Variant] = &[IPTABLES_6];
 /// Modes in which another writer's leftovers can coexist with kube-proxy's rules.
 pub const BESIDE_OTHERS: &[Variant] = &[Variant::DEFAULT, NFTABLES];
 /// Modes whose rules a newer kube-proxy writes differently.

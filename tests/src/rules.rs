@@ -201,13 +201,29 @@ impl Rules {
     /// matched after NAT.
     #[must_use]
     pub fn with_drop_to(&self, target: SocketAddr, transport: Transport) -> Self {
+        self.with_firewall_to(target, transport, ["DROP", "drop"])
+    }
+
+    /// The same for a rule that resets TCP connections.
+    #[must_use]
+    pub fn with_reset_to(&self, target: SocketAddr) -> Self {
+        self.with_firewall_to(
+            target,
+            Transport::Tcp,
+            ["REJECT --reject-with tcp-reset", "reject with tcp reset"],
+        )
+    }
+
+    /// Adds a host firewall rule with this verdict: in the language of iptables, and of nft.
+    fn with_firewall_to(&self, target: SocketAddr, transport: Transport, verdict: [&str; 2]) -> Self {
+        let [for_iptables, for_nft] = verdict;
         let mut firewalled = self.clone();
         let protocol = transport.as_str().to_ascii_lowercase();
         match &mut firewalled.text {
             Text::Xtables { ipv4, ipv6 } => {
                 let text = if target.is_ipv4() { ipv4 } else { ipv6 };
                 let rule = format!(
-                    "-A FORWARD -d {}/{} -p {protocol} -m {protocol} --dport {} -j DROP",
+                    "-A FORWARD -d {}/{} -p {protocol} -m {protocol} --dport {} -j {for_iptables}",
                     target.ip(),
                     Family::of(target.ip()).host_prefix(),
                     target.port()
@@ -216,15 +232,15 @@ impl Rules {
             }
             // After IPVS a packet leaves through LOCAL_OUT and is not forwarded.
             Text::Ipvs(capture) => {
-                let rule =
-                    format!("-A OUTPUT -d {} -p {protocol} --dport {} -j DROP", target.ip(), target.port());
+                let (ip, port) = (target.ip(), target.port());
+                let rule = format!("-A OUTPUT -d {ip} -p {protocol} --dport {port} -j {for_iptables}");
                 capture.rules = with_filter_rule(&capture.rules, &rule);
             }
             Text::Nft { ruleset, .. } => {
                 let family = if target.is_ipv4() { "ip" } else { "ip6" };
                 let table = format!(
                     "table inet host-firewall {{\n\tchain forward {{\n\t\ttype filter hook forward priority filter; \
-                     policy accept;\n\t\t{family} daddr {} {protocol} dport {} drop\n\t}}\n}}\n",
+                     policy accept;\n\t\t{family} daddr {} {protocol} dport {} {for_nft}\n\t}}\n}}\n",
                     target.ip(),
                     target.port()
                 );

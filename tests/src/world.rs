@@ -163,6 +163,8 @@ pub struct Stage<'w> {
     sees_ends: bool,
     /// The only capabilities of viptrace, by their numbers; `None` for all.
     capabilities: Option<&'static [u32]>,
+    /// The arguments that choose the trace's hooks, unless the scenario chooses them.
+    hooks: &'static [&'static str],
     /// The path of the trace's recording, which is replayed and compared at the end.
     recording: Option<&'static str>,
     /// Whether nothing was broken or repaired between the flows, so that all of them met the last rules.
@@ -200,11 +202,18 @@ impl<'w> Stage<'w> {
             changed: None,
             sees_ends: true,
             capabilities: None,
+            hooks: &[],
             recording: None,
             rules_stay: true,
             scores: RefCell::default(),
             kept: Vec::new(),
         })
+    }
+
+    /// Traces with an agent's hooks, and hands over every flow.
+    pub fn with_hooks_of_failures(&mut self) {
+        self.hooks = &["--hooks", "failures", "--sample", "1"];
+        self.ends_are_unseen();
     }
 
     /// Starts viptrace, if the stage uses it, and waits until it is ready.
@@ -233,6 +242,9 @@ impl<'w> Stage<'w> {
         let mut all = vec!["--grace", grace.as_str()];
         if self.watch == Watch::Json {
             all.extend(["-o", "json", "--all", "--force", "--record", recording]);
+        }
+        if !arguments.contains(&"--hooks") {
+            all.extend(self.hooks);
         }
         all.extend(arguments);
         self.start(&all, false)

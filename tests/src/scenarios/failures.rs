@@ -2,6 +2,8 @@
 //! the verdict and the endpoint of a full trace, a healthy connection has no record, and the kernel counts both exactly.
 //! Nor has a connection to an endpoint itself, as those that another node translated arrive.
 
+pub(super) mod shared;
+
 use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, Result, ensure};
@@ -54,6 +56,10 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     stage.expect(&refused, "shop/api", Class::C28, &Endpoint::Is(refusing));
     stage.expect(&without, "shop/checkout", Class::C20, &Endpoint::Null);
     stage.expect(&unanswered, "shop/payments", Class::C29, &silent);
+    shared::expect_events(
+        stage,
+        &["nf_send_unreach", "nf_ct_kill_acct", "tcp_send_reset", "tcp_receive_reset", "tcp_retransmit_skb"],
+    );
     stage.check(move |_, ended| {
         let started = |service: &str| started(&ended.stderr, service);
         for (service, expected) in

@@ -37,6 +37,22 @@ pub(super) fn dropped(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
+/// The rule refuses with a RST that it forges. It comes from the endpoint's own address, because NAT does not turn back what
+/// belongs to an unconfirmed entry: the client's socket does not know it, and waits.
+pub(super) fn reset(stage: &mut Stage) -> Result<()> {
+    let alone = Alone::new(stage)?;
+    let _unreached = stage.serve(alone.pod, alone.endpoint.port(), EXCHANGE)?;
+    stage.watch()?;
+    let rules = alone.rules(stage)?.with_reset_to(alone.endpoint);
+    stage.break_rules(&rules)?;
+
+    let from = stage.place("shop/client-1")?;
+    let attempts = client::connect(from, alone.vip, 4, 4, Script::exchange().connect_limit(PATIENCE))?;
+    all_ended(&attempts, &Outcome::ConnectTimedOut)?;
+    stage.expect(&attempts, alone.service, Class::C30, &Endpoint::Is(alone.endpoint));
+    Ok(())
+}
+
 /// Queries that NAT sends to one resolver meet the rule; the other resolver answers.
 pub(super) fn dropped_datagrams(stage: &mut Stage) -> Result<()> {
     const DNS: &str = "kube-system/kube-dns";

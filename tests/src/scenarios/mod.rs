@@ -54,7 +54,7 @@ use share::{
 
 use crate::{
     dataplane::{
-        BESIDE_OTHERS, BOTH_FAMILIES, DEFAULT, EVERY, IPVS_ONLY, NETFILTER, NETFILTER_4, NEWER,
+        BESIDE_OTHERS, BOTH_FAMILIES, DEFAULT, EVERY, IPV6_ONLY, IPVS_ONLY, NETFILTER, NETFILTER_4, NEWER,
         NFTABLES_ONLY, OF_ONE_TIME, Variant, WHOLE, WIDE, WITH_IPVS,
     },
     matrix::{Cell, Covers, Family, Kind, Protocol, TCP4, UDP4},
@@ -176,6 +176,7 @@ pub const ALL: &[Scenario] = &[
     scenario("udp-answered", resets::datagrams::answered),
     scenario("c30-dropped-by-firewall", firewall::dropped).covers(TCP4).on(EVERY),
     scenario("c30-datagrams-dropped", firewall::dropped_datagrams).covers(UDP4),
+    scenario("c30-reset-by-firewall", firewall::reset).covers(TCP4).on(NETFILTER),
     scenario("c29-udp-unanswered", resets::datagrams::unanswered),
     scenario("c28-udp-refused", resets::datagrams::refused).on(BOTH_FAMILIES).runs(EVERY_KERNEL_AND_MODE),
     scenario("c8-stale-udp-entry", resets::datagrams::stale_entry),
@@ -195,6 +196,9 @@ pub const ALL: &[Scenario] = &[
     scenario("ipvs-affinity", ipvs::affinity).covers(TCP4).on(IPVS_ONLY),
     scenario("c24-pinned-by-affinity", ipvs::pinned).covers(TCP4).on(IPVS_ONLY),
     scenario("ipvs-without-conntrack", ipvs::untracked).on(IPVS_ONLY),
+    scenario("failures-ipvs-without-conntrack", ipvs::untracked_failures)
+        .on(IPVS_ONLY)
+        .runs(EVERY_KERNEL_AND_MODE),
     scenario("ipvs-from-outside", ipvs::from_outside).covers(FROM_OUTSIDE4).on(IPVS_ONLY),
     scenario("c12-without-servers", ipvs::without_servers).covers(TCP4).on(IPVS_ONLY),
     scenario("c13-server-removed", ipvs::server_removed).on(IPVS_ONLY),
@@ -209,6 +213,13 @@ pub const ALL: &[Scenario] = &[
     scenario("targeted-dual-stack", targeted::dual_stack).runs(ENDS),
     scenario("lean", lean::story),
     scenario("failures", failures::story).on(WITH_IPVS).runs(EVERY_KERNEL),
+    scenario("failures-reset-by-rule", failures::shared::reset_by_rule).on(BOTH_FAMILIES).runs(NEWER_KERNELS),
+    scenario("failures-icmp-error", failures::shared::icmp_error).on(BOTH_FAMILIES).runs(NEWER_KERNELS),
+    scenario("failures-no-endpoints", failures::shared::no_endpoints).on(IPV6_ONLY).runs(NEWER_KERNELS),
+    scenario("failures-invalid-packet", failures::shared::invalid_packet).runs(NEWER_KERNELS),
+    scenario("failures-few-capabilities", failures::shared::few_capabilities).runs(NEWER_KERNELS),
+    scenario("failures-race", failures::shared::race),
+    scenario("failures-without-servers", failures::shared::without_servers).on(IPVS_ONLY).runs(NEWER_KERNELS),
     scenario("agent", agent::story).runs(EVERY_KERNEL),
     scenario("agent-soak", soak::story),
     scenario("agent-before-conntrack", agent::early::story).runs(TWO_KERNELS),

@@ -3,7 +3,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use viptrace_class::Class;
 
 use crate::{
@@ -43,6 +43,25 @@ pub(in super::super) fn story(stage: &mut Stage) -> Result<()> {
         [(&first_dns, Class::N20), (&second_dns, Class::N20)];
     stage.expect_by_server(&attempts, "kube-system/kube-dns", &classes)?;
 
+    fail(stage)
+}
+
+/// Connections that fail, with an agent's hooks: the kernel keeps what IPVS chose until then.
+pub(in super::super) fn failures(stage: &mut Stage) -> Result<()> {
+    ipvs::sysctl(stage, "conntrack", "0")?;
+    stage.with_hooks_of_failures();
+    stage.watch()?;
+    fail(stage)?;
+    stage.check(|_, ended| {
+        let unobserved = "which endpoint a flow got is unknown";
+        ensure!(!ended.stderr.contains(unobserved), "IPVS's choices are not observed: {}", ended.stderr);
+        Ok(())
+    });
+    Ok(())
+}
+
+fn fail(stage: &mut Stage) -> Result<()> {
+    let from = stage.place("shop/client-1")?;
     let api = stage.vip("shop/api", "https")?;
     let refusing = SocketAddr::new(stage.place("shop/api-1")?.address, 8443);
     let attempts = client::connect(from, api, 4, 1, Script::exchange())?;
