@@ -192,11 +192,21 @@ impl Tool {
 
     /// The number of its open files without a name: among them are its programs and their links to hooks.
     pub fn unnamed_files(&self) -> Result<usize> {
+        self.files_of("anon_inode:")
+    }
+
+    /// The number of its programs in the kernel.
+    pub fn programs(&self) -> Result<usize> {
+        self.files_of("anon_inode:bpf-prog")
+    }
+
+    /// The number of its open files whose target begins with this.
+    fn files_of(&self, kind: &str) -> Result<usize> {
         let folder = format!("/proc/{}/fd", self.pid());
         let files = fs::read_dir(&folder).with_context(|| format!("listing {folder}"))?;
         // A file that was closed meanwhile has no target.
         let targets = files.filter_map(|file| fs::read_link(file.ok()?.path()).ok());
-        Ok(targets.filter(|target| target.to_string_lossy().starts_with("anon_inode:")).count())
+        Ok(targets.filter(|target| target.to_string_lossy().starts_with(kind)).count())
     }
 
     /// The number of lines so far.

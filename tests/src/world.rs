@@ -567,6 +567,11 @@ impl<'w> Stage<'w> {
         }
         found.push(expect::disagreements(&self.expected, &records, incomplete));
         expect::count(&self.expected, &records, self.scores.get_mut());
+        // Of a Pod's few capabilities none may be enough.
+        if self.capabilities.is_none() {
+            let refused = ended.stderr.lines().filter(|line| line.contains("the kernel refused to load"));
+            found.extend(refused.map(str::to_owned));
+        }
         if self.rules_stay && self.watch == Watch::Json {
             found.extend(predicted::differences(&self.expected, &self.kubeconfig()?)?);
         }
