@@ -225,7 +225,7 @@ impl HookPlan {
             .iter()
             .map(|hook| {
                 let spec = hook.spec();
-                let tier = tier(spec, set, tiers, kernel);
+                let tier = tier(spec, tiers, kernel);
                 let state = state(spec, set, layout, kernel, send_reset_reason.is_some(), (tiers, &tier));
                 PlanLine { spec, state, tier, by_kprobe_multi: false, by_shared: false, is_left_out: false }
             })
@@ -497,7 +497,7 @@ fn refusing(spec: &HookSpec) -> Option<(&'static str, &'static str)> {
     }
 }
 
-fn tier(spec: &HookSpec, set: HookSet, tiers: Tiers, kernel: &impl KernelFacts) -> Tier {
+fn tier(spec: &HookSpec, tiers: Tiers, kernel: &impl KernelFacts) -> Tier {
     let is_alone = match spec.attach {
         Attach::Entry { fentry: None, .. } => {
             return Tier::Kprobe("fentry refuses functions with a variable number of arguments".to_owned());
@@ -516,10 +516,7 @@ fn tier(spec: &HookSpec, set: HookSet, tiers: Tiers, kernel: &impl KernelFacts) 
     if tiers == Tiers::Kprobe {
         return Tier::Kprobe("kprobes were requested".to_owned());
     }
-    // An agent has few other kprobes: an interrupt that skips the confirmation's program because it met one of theirs is rarer
-    // than one that meets all its copies, each of which takes the verifier as long.
-    let prefers_kprobes = is_alone || set == HookSet::Failures && spec.hook == Hook::Confirm;
-    if tiers == Tiers::Auto && prefers_kprobes && kernel.preempts_programs() && kernel.kprobes().is_ok() {
+    if tiers == Tiers::Auto && is_alone && kernel.preempts_programs() && kernel.kprobes().is_ok() {
         return Tier::Kprobe(
             "this kernel preempts the programs of fentry, but not those of kprobes".to_owned(),
         );
