@@ -1,4 +1,4 @@
-//! An agent's program for all functions that only failures enter, and the one for such tracepoints.
+//! An agent's program for all functions that failures enter and kprobes reach, and the one for such tracepoints.
 //!
 //! A program learns by the cookie of its link where it runs. It has the recorder's decision, which the verifier walks through
 //! in every program that calls it, once for all of them. Where links have no cookies (of kprobes before 5.15, of tracepoints
@@ -34,6 +34,10 @@ pub(crate) fn failing(ctx: ProbeContext) -> u32 {
     // SAFETY: the helper reads the link of the running program.
     let cookie = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) };
     let hook = (cookie & Cookie::HOOK_MASK) as u32;
+    // No function has this cookie: the link lacks them.
+    if cookie == 0 {
+        return 0;
+    }
     let mut facts = MaybeUninit::uninit();
     if !find(ctx.as_ptr(), cookie, &mut facts) {
         return 0;

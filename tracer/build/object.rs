@@ -8,7 +8,7 @@ use std::{
     ffi::OsString,
     fs,
     path::{Path, PathBuf},
-    process::Command,
+    process::{self, Command},
 };
 
 use ::object::{
@@ -78,7 +78,7 @@ pub(crate) fn build(
     Ok(stripped)
 }
 
-/// Leaves out the debug sections, of which the linker has made the BTF: three quarters of the object, which each trace would
+/// Leaves out the debug sections, of which the linker has made the BTF: four fifths of the object, which each trace would
 /// read through at its start.
 fn strip(object: &Path, stripped: &Path) -> Result<(), Box<dyn Error>> {
     let bytes = fs::read(object)?;
@@ -95,7 +95,10 @@ fn strip(object: &Path, stripped: &Path) -> Result<(), Box<dyn Error>> {
     names.data = SectionData::SectionString;
     let mut bytes = Vec::new();
     object.write(&mut bytes)?;
-    Ok(fs::write(stripped, bytes)?)
+    // Another build may read the last one.
+    let made = stripped.with_extension(format!("o.{}", process::id()));
+    fs::write(&made, bytes)?;
+    Ok(fs::rename(made, stripped)?)
 }
 
 /// `cargo` with a compiler that can build `core` for BPF: rustup's nightly where it has rust-src, else Debian's

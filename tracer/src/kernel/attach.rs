@@ -259,7 +259,9 @@ impl Attached {
             let mut last = Err(LoadError::NoProgram(function::SHARED));
             for name in names {
                 last = self.loader.attach_shared_kprobe(name, cookie.at(spec.hook));
-                if !matches!(&last, Err(LoadError::Event { .. })) {
+                // The next name only for a part that does not exist.
+                if !matches!(&last, Err(LoadError::Event { error, .. }) if error.kind() == io::ErrorKind::NotFound)
+                {
                     break;
                 }
             }
@@ -521,9 +523,9 @@ impl Attached {
         Ok(())
     }
 
-    /// The loaded programs that functions share.
-    pub(super) fn shared_programs(&self) -> impl Iterator<Item = &OwnedFd> {
-        self.loader.shared_programs()
+    /// What loads the programs, and has those that hooks share.
+    pub(super) fn loader(&self) -> &Loader {
+        &self.loader
     }
 
     /// Runs the program of this hook, which user space runs, with an argument.

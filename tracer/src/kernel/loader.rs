@@ -228,8 +228,13 @@ impl Loader {
     }
 
     /// The loaded programs that functions share.
-    pub(super) fn shared_programs(&self) -> impl Iterator<Item = &OwnedFd> {
-        self.shared.iter().flatten()
+    pub(super) fn shared_by_functions(&self) -> impl Iterator<Item = &OwnedFd> {
+        [&self.shared[0], &self.shared[2]].into_iter().flatten()
+    }
+
+    /// The loaded program that tracepoints share.
+    pub(super) fn shared_by_tracepoints(&self) -> Option<&OwnedFd> {
+        self.shared[1].as_ref()
     }
 
     /// Loads the program, and attaches it to nothing.

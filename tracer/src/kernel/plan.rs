@@ -310,14 +310,15 @@ impl HookPlan {
         self.kprobes.are_quick
     }
 
-    /// The functions that one program is to reach, with their index in [`Self::lines`]: an agent's failures. Each program of
-    /// their own would have the recorder's decision, and the verifier walks through it each time. Not where fentry would
-    /// count the events that it skips, and a kprobe does not.
+    /// The functions that one program is to reach, with their index in [`Self::lines`]: those of an agent that only kprobes
+    /// are to reach. Each program of their own would have the recorder's decision, and the verifier walks through it each time.
+    /// Those that fentry reaches keep their own: the kernel skips a kprobe also while a process reads or writes a map on that
+    /// CPU (`bpf_disable_instrumentation`), as an agent does in a storm.
     pub fn shared(&self) -> impl Iterator<Item = (usize, &'static HookSpec, Cookie)> {
         let is_wanted = self.set == HookSet::Failures && self.shared.functions;
-        let planned = self.planned().filter(move |(index, _)| {
-            is_wanted && (self.kprobes.count_skipped || matches!(self.tier(*index), Some(Tier::Kprobe(_))))
-        });
+        let planned = self
+            .planned()
+            .filter(move |(index, _)| is_wanted && matches!(self.tier(*index), Some(Tier::Kprobe(_))));
         planned.filter_map(|(index, spec)| Some((index, spec, spec.attach.cookie()?)))
     }
 

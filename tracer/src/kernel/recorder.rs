@@ -426,7 +426,7 @@ mod tests {
     #[test]
     fn an_agents_maps_fit_into_16_mib_on_256_cpus() {
         const RECORDS: usize = 4 << 20;
-        // LOST, SUPPRESSED, MET, TEMPLATE and the open calls of two functions.
+        // LOST, SUPPRESSED, MET, CALL and the open calls of two functions.
         const PER_CPU: usize = 2 << 10;
         let options = RecorderOptions::default();
         let bytes = options.decision_sets() as usize * size_of::<DecisionSet>()

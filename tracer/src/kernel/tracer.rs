@@ -50,8 +50,8 @@ pub(crate) struct Tracer {
     lost: PerCpuArray<MapData, u64>,
     lost_before: [u64; HOOK_SLOTS],
     skipped_before: [u64; HOOK_SLOTS],
-    /// The same of the program that functions share.
-    skipped_by_shared_before: u64,
+    /// The same of the programs that hooks share.
+    skipped_by_shared_before: [u64; 2],
     preempts_programs: bool,
     decoder: Decoder,
     clock_offset_ns: u64,
@@ -85,6 +85,13 @@ impl HookChange {
         let text = format!("{symbol}: since {from}, {absence} ({reason})");
         Self { hook, kind: HookChangeKind::Lost, time: since, text }
     }
+}
+
+/// The events at which the kernel skipped a program that these hooks share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SkippedByShared {
+    pub hooks: Vec<Hook>,
+    pub events: u64,
 }
 
 /// The kind of a [`HookChange`].
@@ -129,7 +136,7 @@ impl Tracer {
             lost,
             lost_before: [0; HOOK_SLOTS],
             skipped_before: [0; HOOK_SLOTS],
-            skipped_by_shared_before: 0,
+            skipped_by_shared_before: [0; 2],
             preempts_programs: plan.preempts_programs(),
             decoder: Decoder::new(Arc::clone(&layout), clock_offset_ns),
             layout,
@@ -266,10 +273,19 @@ impl Tracer {
     /// events: it is left to the summary. As a loss, it would make the healthy flows of a busy node uncertain.
     pub(crate) fn losses(&mut self) -> Result<Vec<(Option<Hook>, u64)>, MapError> {
         let mut losses = Vec::new();
-        let skipped = if self.preempts_programs { 0 } else { self.skipped_by_shared() };
-        if skipped > self.skipped_by_shared_before {
-            losses.push((None, skipped - self.skipped_by_shared_before));
-            self.skipped_by_shared_before = skipped;
+        if !self.preempts_programs {
+            let [functions, tracepoints] = self.skipped_by_shared();
+            // The tracepoints are of TCP: the loss of one concerns the flows that the loss of another one does.
+            let of_tracepoints = tracepoints.hooks.first().copied();
+            let before = self.skipped_by_shared_before;
+            for ((hook, skipped), before) in
+                [(None, functions.events), (of_tracepoints, tracepoints.events)].into_iter().zip(before)
+            {
+                if skipped > before {
+                    losses.push((hook, skipped - before));
+                }
+            }
+            self.skipped_by_shared_before = [functions.events, tracepoints.events];
         }
         for hook in &self.attached.hooks {
             let is_charged = hook.spec().skipped.is_some() && !self.preempts_programs;
@@ -337,21 +353,32 @@ impl Tracer {
         }
     }
 
-    /// The hooks that the program for several functions reaches.
-    pub(crate) fn shared_hooks(&self) -> impl Iterator<Item = Hook> {
-        self.attached.shared.iter().flat_map(|link| link.hooks.iter().copied())
-    }
-
-    /// The events at which the kernel skipped that program, where it does not tell the function.
-    pub(crate) fn skipped_by_shared(&self) -> u64 {
-        let runs = self.attached.shared_programs().map(|program| bpf::missed_runs(program.as_fd()));
+    /// The events at which the kernel skipped a program that hooks share, where it does not tell at which of them: of functions,
+    /// and of tracepoints.
+    pub(crate) fn skipped_by_shared(&self) -> [SkippedByShared; 2] {
+        let runs = |program: &OwnedFd| bpf::missed_runs(program.as_fd()).unwrap_or_default();
+        let loader = self.attached.loader();
+        let hooks = |of_tracepoints: bool| {
+            let hooks = self.attached.shared.iter().flat_map(|link| link.hooks.iter().copied());
+            hooks.filter(move |hook| matches!(hook.spec().attach, Attach::RawTracepoint(_)) == of_tracepoints)
+        };
         let by_links = self.attached.shared.iter().filter(|link| link.hooks.len() > 1).map(missed_by);
-        runs.filter_map(Result::ok).chain(by_links).sum()
+        [
+            SkippedByShared {
+                hooks: hooks(false).collect(),
+                events: loader.shared_by_functions().map(runs).chain(by_links).sum(),
+            },
+            SkippedByShared {
+                hooks: hooks(true).collect(),
+                events: loader.shared_by_tracepoints().map_or(0, runs),
+            },
+        ]
     }
 
-    /// The time that it ran, and the number of runs; `None` unless the kernel measures them.
+    /// The time that these programs ran, and the number of runs; `None` unless the kernel measures them.
     pub(crate) fn measured_runs_of_shared(&self) -> Option<(Duration, u64)> {
-        let programs = self.attached.shared_programs();
+        let loader = self.attached.loader();
+        let programs = loader.shared_by_functions().chain(loader.shared_by_tracepoints());
         sum(programs.filter_map(|program| bpf::measured_runs(program.as_fd()).ok()))
     }
 

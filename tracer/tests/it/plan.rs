@@ -398,6 +398,13 @@ fn failing_functions_share_a_program_where_it_can_tell_them_apart() {
         assert!(!all.contains(&hook), "{hook:?}");
     }
     assert_eq!(shared(&kernel, HookSet::Failures, Tiers::Kprobe), all);
+    // What fentry reaches has a program of its own, unless the kernel preempts it.
+    kernel.fentry.insert("nf_send_unreach", FentryTarget { module: Some("nf_reject_ipv4"), function: 7 });
+    assert!(!shared(&kernel, HookSet::Failures, Tiers::Auto).contains(&Hook::SendUnreach));
+    assert_eq!(shared(&kernel, HookSet::Failures, Tiers::Kprobe), all);
+    kernel.preempts = true;
+    assert_eq!(shared(&kernel, HookSet::Failures, Tiers::Auto), all);
+    kernel.preempts = false;
     assert_eq!(shared(&kernel, HookSet::Failures, Tiers::Fentry), []);
     assert_eq!(shared(&kernel, HookSet::Full, Tiers::Auto), []);
     let plan = kernel.plan(HookSet::Failures);

@@ -32,7 +32,7 @@ use crate::{
     time::Timestamp,
 };
 
-/// The metrics' name for the program that functions share, in place of a function's.
+/// The metrics' name for the programs that hooks share, in place of a hook's.
 const SHARED_PROGRAM: &str = "failing functions";
 
 /// How often the kernel's counts about the hooks' programs are read.
@@ -235,11 +235,13 @@ impl Sink for AgentSink<'_> {
             && self.read_runs.is_none_or(|read| read.elapsed() >= READ_RUNS)
         {
             self.read_runs = Some(Instant::now());
-            let shared = (SHARED_PROGRAM, tracer.skipped_by_shared(), tracer.measured_runs_of_shared());
+            let shared = tracer.skipped_by_shared();
+            let has_shared = shared.iter().any(|shared| !shared.hooks.is_empty());
+            let skipped = shared.iter().map(|shared| shared.events).sum();
+            let shared = (SHARED_PROGRAM, skipped, tracer.measured_runs_of_shared());
             let hooks = tracer.attached().iter();
             let runs =
                 hooks.map(|hook| (hook.symbol(), tracer.skipped_events(*hook), tracer.measured_runs(*hook)));
-            let has_shared = tracer.shared_hooks().next().is_some();
             self.agent.kernel_runs(runs.chain(has_shared.then_some(shared)));
             self.agent.decisions_last(tracer.decision_retention());
         }

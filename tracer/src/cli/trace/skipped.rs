@@ -1,6 +1,9 @@
 //! Events for which the kernel skipped the programs. They left no record that could be counted as lost.
 
-use crate::{kernel::tracer::Tracer, sighting::Hook};
+use crate::{
+    kernel::tracer::{SkippedByShared, Tracer},
+    sighting::Hook,
+};
 
 /// A line for each hook whose programs the kernel skipped.
 pub(super) fn events(tracer: &Tracer) -> Vec<String> {
@@ -15,18 +18,19 @@ pub(super) fn events(tracer: &Tracer) -> Vec<String> {
             )
         })
     };
-    Hook::ALL.iter().filter_map(line).chain(shared(tracer)).collect()
+    let shared = tracer.skipped_by_shared();
+    Hook::ALL.iter().filter_map(line).chain(shared.iter().filter_map(of_shared)).collect()
 }
 
-/// A line for the program that functions share: the kernel does not tell at which of them it skipped it.
-fn shared(tracer: &Tracer) -> Option<String> {
-    let count = tracer.skipped_by_shared();
-    let events = if count == 1 { "event" } else { "events" };
-    let functions: Vec<&str> = tracer.shared_hooks().map(Hook::symbol).collect();
-    (count > 0).then(|| {
+/// A line for a program that hooks share: the kernel does not tell at which of them it skipped it.
+fn of_shared(skipped: &SkippedByShared) -> Option<String> {
+    let SkippedByShared { hooks, events: count } = skipped;
+    let events = if *count == 1 { "event" } else { "events" };
+    let names: Vec<&str> = hooks.iter().map(|hook| hook.symbol()).collect();
+    (*count > 0).then(|| {
         format!(
-            "up to {count} {events} missed because another program was running on that CPU, at one of {}",
-            functions.join(", ")
+            "up to {count} {events} missed at one of {}: another program was running on that CPU",
+            names.join(", ")
         )
     })
 }
