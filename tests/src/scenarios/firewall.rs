@@ -1,7 +1,7 @@
 //! C30: a rule of the host, which is not kube-proxy's, stops packets on their way to the endpoint: it drops them, or
 //! refuses them with an error. NAT had chosen the endpoint; no entry is confirmed, because the rule comes first.
 
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Result, ensure};
 use viptrace_class::Class;
@@ -9,6 +9,7 @@ use viptrace_class::Class;
 use super::alone::Alone;
 use crate::{
     expect::Endpoint,
+    rules::Rules,
     traffic::{
         Outcome, Transport, all_ended,
         client::{self, Script},
@@ -24,26 +25,21 @@ const PATIENCE: Duration = Duration::from_secs(4);
 const QUERIES: usize = 12;
 
 pub(super) fn dropped(stage: &mut Stage) -> Result<()> {
-    let alone = Alone::new(stage)?;
-    let _unreached = stage.serve(alone.pod, alone.endpoint.port(), EXCHANGE)?;
-    stage.watch()?;
-    let rules = alone.rules(stage)?.with_drop_to(alone.endpoint, Transport::Tcp);
-    stage.break_rules(&rules)?;
-
-    let from = stage.place("shop/client-1")?;
-    let attempts = client::connect(from, alone.vip, 4, 4, Script::exchange().connect_limit(PATIENCE))?;
-    all_ended(&attempts, &Outcome::ConnectTimedOut)?;
-    stage.expect(&attempts, alone.service, Class::C30, &Endpoint::Is(alone.endpoint));
-    Ok(())
+    stopped(stage, |rules, endpoint| rules.with_drop_to(endpoint, Transport::Tcp))
 }
 
 /// The rule refuses with a RST that it forges. It comes from the endpoint's own address, because NAT does not turn back what
 /// belongs to an unconfirmed entry: the client's socket does not know it, and waits.
 pub(super) fn reset(stage: &mut Stage) -> Result<()> {
+    stopped(stage, Rules::with_reset_to)
+}
+
+/// Connections to the Service's only endpoint meet the rule that is added here.
+fn stopped(stage: &mut Stage, firewall: impl Fn(&Rules, SocketAddr) -> Rules) -> Result<()> {
     let alone = Alone::new(stage)?;
     let _unreached = stage.serve(alone.pod, alone.endpoint.port(), EXCHANGE)?;
     stage.watch()?;
-    let rules = alone.rules(stage)?.with_reset_to(alone.endpoint);
+    let rules = firewall(&alone.rules(stage)?, alone.endpoint);
     stage.break_rules(&rules)?;
 
     let from = stage.place("shop/client-1")?;
