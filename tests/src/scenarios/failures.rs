@@ -11,6 +11,7 @@ use viptrace_class::Class;
 
 use super::silent;
 use crate::{
+    dataplane::Mode,
     expect::{Endpoint, Record},
     traffic::{
         Outcome, all_ended,
@@ -56,10 +57,11 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     stage.expect(&refused, "shop/api", Class::C28, &Endpoint::Is(refusing));
     stage.expect(&without, "shop/checkout", Class::C20, &Endpoint::Null);
     stage.expect(&unanswered, "shop/payments", Class::C29, &silent);
-    shared::expect_events(
-        stage,
-        &["nf_send_unreach", "nf_ct_kill_acct", "tcp_send_reset", "tcp_receive_reset", "tcp_retransmit_skb"],
-    );
+    let rejected = if stage.mode() == Mode::Ipvs { "ip_vs_leave" } else { "nf_send_unreach" };
+    // Before, the tracepoint is blind to RSTs without a full socket.
+    let reset = if shared::kernel_version()? < (6, 10) { "tcp_v4_send_reset" } else { "tcp_send_reset" };
+    let events = [rejected, reset, "nf_ct_kill_acct", "tcp_receive_reset", "tcp_retransmit_skb"];
+    shared::expect_events(stage, &events);
     stage.check(move |_, ended| {
         let started = |service: &str| started(&ended.stderr, service);
         for (service, expected) in

@@ -36,7 +36,7 @@ fn meets(
     Ok(())
 }
 
-fn kernel_version() -> Result<(u32, u32)> {
+pub(super) fn kernel_version() -> Result<(u32, u32)> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").context("reading the kernel's release")?;
     let mut numbers = release.split(|letter: char| !letter.is_ascii_digit()).map(str::parse);
     match (numbers.next(), numbers.next()) {
@@ -46,11 +46,12 @@ fn kernel_version() -> Result<(u32, u32)> {
 }
 
 /// Expects the trace to have an event of each of these functions or tracepoints.
-pub(super) fn expect_events(stage: &mut Stage, functions: &'static [&'static str]) {
+pub(super) fn expect_events(stage: &mut Stage, functions: &[&'static str]) {
+    let functions = functions.to_vec();
     stage.check(move |_, _| {
         let counts = replay::run(replay::RECORDING, &["-o", "counts"])?.stdout;
-        for function in functions {
-            let is_of = |line: &&String| line.split_whitespace().nth(1) == Some(function);
+        for function in &functions {
+            let is_of = |line: &&String| line.split_whitespace().nth(1) == Some(*function);
             ensure!(counts.iter().any(|line| is_of(&line)), "no event of {function}: {}", counts.join("\n"));
         }
         Ok(())
