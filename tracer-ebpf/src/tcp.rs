@@ -55,7 +55,7 @@ pub(crate) fn tcp_retransmit(ctx: RawTracePointContext) -> i32 {
         return 0;
     }
     let reason = length(ctx.arg(1));
-    report(&ctx, Hook::TcpRetransmit, ctx.arg(0), &Change { state: State::Same, reason, with_task: false });
+    report(&ctx, Hook::TcpRetransmit, ctx.arg(0), &Change::none(reason, false));
     0
 }
 
@@ -71,12 +71,7 @@ pub(crate) fn length(skb: u64) -> u32 {
 /// Tracepoint `tcp:tcp_receive_reset(sk)`.
 #[raw_tracepoint(tracepoint = "tcp_receive_reset")]
 pub(crate) fn tcp_receive_reset(ctx: RawTracePointContext) -> i32 {
-    report(
-        &ctx,
-        Hook::TcpReceiveReset,
-        ctx.arg(0),
-        &Change { state: State::Same, reason: REASON_NONE, with_task: false },
-    );
+    report(&ctx, Hook::TcpReceiveReset, ctx.arg(0), &Change::none(REASON_NONE, false));
     0
 }
 
@@ -91,7 +86,7 @@ pub(crate) fn tcp_send_reset(ctx: RawTracePointContext) -> i32 {
     if is_of_packet(sk, skb) {
         packet::report(Hook::TcpSendReset, skb, reason, 0);
     } else {
-        report(&ctx, Hook::TcpSendReset, sk, &Change { state: State::Same, reason, with_task: true });
+        report(&ctx, Hook::TcpSendReset, sk, &Change::none(reason, true));
     }
     0
 }

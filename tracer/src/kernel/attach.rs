@@ -254,10 +254,8 @@ impl Attached {
                 others.push((index, spec, cookie));
                 continue;
             }
-            // Where the part exists, calls of the function itself reach it too.
-            let names = spec.attach.split_part().into_iter().chain([spec.symbol]);
             let mut last = Err(LoadError::NoProgram(function::SHARED));
-            for name in names {
+            for name in names(spec) {
                 last = self.loader.attach_shared_kprobe(name, cookie.at(spec.hook));
                 // The next name only for a part that does not exist.
                 if !matches!(&last, Err(LoadError::Event { error, .. }) if error.kind() == io::ErrorKind::NotFound)
@@ -308,9 +306,7 @@ impl Attached {
         Ok(())
     }
 
-    /// Where the part of a function exists, calls of the function itself reach it too.
     fn link_by_addresses(&mut self, hooks: &[(usize, &HookSpec, Cookie)]) -> Result<OwnedFd, LoadError> {
-        let names = |spec: &HookSpec| spec.attach.split_part().into_iter().chain([spec.symbol]);
         let addresses = self.loader.addresses(hooks.iter().map(|(_, spec, _)| names(spec)))?;
         let functions = hooks.iter().zip(addresses).map(|((_, spec, cookie), address)| {
             let address = address.ok_or(LoadError::NoSymbol(spec.symbol))?;
@@ -523,7 +519,7 @@ impl Attached {
         Ok(())
     }
 
-    /// What loads the programs, and has those that hooks share.
+    /// The loader, which keeps the programs that hooks share.
     pub(super) fn loader(&self) -> &Loader {
         &self.loader
     }
@@ -534,6 +530,12 @@ impl Attached {
         let (_, attached) = attached.ok_or_else(|| io::Error::other("it is not loaded"))?;
         bpf::run_once(attached.program.as_fd(), argument)
     }
+}
+
+/// The names at which a function is reached, the best one first: where a part was split off, calls of the function itself enter it
+/// too.
+fn names(spec: &HookSpec) -> impl Iterator<Item = &'static str> {
+    spec.attach.split_part().into_iter().chain([spec.symbol])
 }
 
 /// The functions by name with their cookies; `with_parts`: by the parts that the compiler split off.
