@@ -15,6 +15,9 @@ use crate::printer::indented;
 
 /// How many of a failed program's last lines an error repeats.
 const TAIL_LINES: usize = 12;
+/// How many characters of a failed program's command an error repeats: enough to type it again, unless it names hundreds
+/// of files.
+const COMMAND_CHARACTERS: usize = 400;
 
 /// The failure of a program.
 #[derive(Debug)]
@@ -153,7 +156,7 @@ impl Call {
     fn failure(&self, why: &str) -> anyhow::Error {
         let failure = Failure {
             what: self.what.clone(),
-            command: self.command_line(),
+            command: shortened(&self.command_line()),
             why: why.to_owned(),
             hint: self.hint.clone(),
         };
@@ -172,6 +175,14 @@ fn tail(text: &str) -> String {
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     let first = lines.len().saturating_sub(TAIL_LINES);
     indented(lines.into_iter().skip(first))
+}
+
+/// A command without the words that exceed the limit, whose number is stated.
+fn shortened(command: &str) -> String {
+    let Some((limit, _)) = command.char_indices().nth(COMMAND_CHARACTERS) else { return command.to_owned() };
+    let kept = command[..limit].rfind(' ').unwrap_or(limit);
+    let left_out = command[kept..].split_whitespace().count();
+    format!("{} … ({left_out} more words)", &command[..kept])
 }
 
 fn quoted(word: &str) -> String {
@@ -198,6 +209,20 @@ mod tests {
     fn a_missing_program_is_named() {
         let message = Call::new("go", "/nonexistent/tool").read().unwrap_err().to_string();
         assert!(message.starts_with("could not go: `/nonexistent/tool` could not be started"), "{message}");
+    }
+
+    #[test]
+    fn a_long_command_does_not_hide_the_reason() {
+        let call = Call::new("unpack files", "sh").args(["-c", "echo no space left >&2; exit 1"]);
+        let message =
+            call.args((0..1000).map(|n| format!("/folder/of/file-{n}"))).read().unwrap_err().to_string();
+        assert!(message.len() < 2 * COMMAND_CHARACTERS, "{message}");
+        assert!(
+            message.starts_with("could not unpack files: `sh -c 'echo no space left >&2; exit 1' /folder/"),
+            "{message}"
+        );
+        assert!(message.contains(" more words)` exited with status 1\n    no space left"), "{message}");
+        assert_eq!(shortened(&"é".repeat(500)), format!("{} … (1 more words)", "é".repeat(400)));
     }
 
     #[test]
