@@ -146,17 +146,37 @@ impl Agent {
         expected: &str,
         is_expected: impl Fn(u64) -> bool,
     ) -> Result<u64> {
-        let mut sum = 0;
-        let reached = wait::until_every(SCRAPE, name, COUNTED, || {
-            sum = Self::sum(name, labels).ok()?;
-            is_expected(sum).then_some(sum)
+        Self::wait_until_together([name], labels, expected, is_expected).map(|[sum]| sum)
+    }
+
+    /// Waits until the sums of several metrics are at least this together, and returns each.
+    pub fn wait_for_together<const N: usize>(
+        names: [&str; N],
+        labels: &[&str],
+        least: u64,
+    ) -> Result<[u64; N]> {
+        Self::wait_until_together(names, labels, &format!("at least {least}"), |sum| sum >= least)
+    }
+
+    fn wait_until_together<const N: usize>(
+        names: [&str; N],
+        labels: &[&str],
+        expected: &str,
+        is_expected: impl Fn(u64) -> bool,
+    ) -> Result<[u64; N]> {
+        let mut sums = [0; N];
+        let reached = wait::until_every(SCRAPE, &names.join(" and "), COUNTED, || {
+            for (sum, name) in sums.iter_mut().zip(names) {
+                *sum = Self::sum(name, labels).ok()?;
+            }
+            is_expected(sums.iter().sum()).then_some(sums)
         });
         reached.with_context(|| {
             let page = get(METRICS, "/metrics").unwrap_or_default();
             let shown: Vec<&str> =
                 page.lines().filter(|line| !line.starts_with('#') && !line.ends_with(" 0")).collect();
-            let shown = shown.join("\n");
-            format!("{name} with {labels:?} is {sum}, expected {expected}; all metrics:\n{shown}")
+            let (names, shown) = (names.join(" and "), shown.join("\n"));
+            format!("{names} with {labels:?}: {sums:?}, expected {expected}; all metrics:\n{shown}")
         })
     }
 

@@ -13,7 +13,11 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{Flow, FlowTable};
-use crate::{net::Netns, sighting::Hook, time::Timestamp};
+use crate::{
+    net::{Netns, Protocol},
+    sighting::Hook,
+    time::Timestamp,
+};
 
 /// The number of losses kept apart; older ones are merged.
 const MAX_LOSSES: usize = 128;
@@ -93,6 +97,8 @@ fn can_report(hook: Hook, flow: &Flow) -> bool {
     let is_tcp = flow.is_tcp();
     let is_ipv4 = flow.orig.src.ip().to_canonical().is_ipv4();
     match hook {
+        // Only the trackers of TCP, SCTP and DCCP call `nf_ct_l4proto_log_invalid` (net/netfilter/nf_conntrack_proto_*.c).
+        Hook::InvalidLog => flow.orig.protocol != Protocol::UDP,
         Hook::SockEstablished | Hook::SockClosed => is_tcp && !has_closed(flow),
         Hook::TcpReceiveReset | Hook::TcpSendReset | Hook::TcpRetransmit => is_tcp,
         Hook::TcpV4SendReset | Hook::NfSendReset => is_tcp && is_ipv4,

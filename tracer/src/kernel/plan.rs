@@ -319,7 +319,11 @@ impl HookPlan {
         let planned = self
             .planned()
             .filter(move |(index, _)| is_wanted && matches!(self.tier(*index), Some(Tier::Kprobe(_))));
-        planned.filter_map(|(index, spec)| Some((index, spec, spec.attach.cookie()?)))
+        let shared: Vec<_> =
+            planned.filter_map(|(index, spec)| Some((index, spec, spec.attach.cookie()?))).collect();
+        // One alone gains nothing, and keeps its own program, whose skipped runs are known to be its own.
+        let shared = if shared.len() > 1 { shared } else { Vec::new() };
+        shared.into_iter()
     }
 
     /// Whether the tracepoints that only failures meet have one program, as [`Self::shared`] has.

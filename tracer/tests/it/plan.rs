@@ -411,6 +411,13 @@ fn failing_functions_share_a_program_where_it_can_tell_them_apart() {
     assert!(plan.shares_tracepoints() && !kernel.plan(HookSet::Full).shares_tracepoints());
     kernel.symbols.remove("nf_ct_kill_acct");
     assert!(!shared(&kernel, HookSet::Failures, Tiers::Auto).contains(&Hook::KillAcct));
+    // One that is left alone, as the variadic function is where fentry reaches all others, has its own program too.
+    let fentry = kernel.fentry.clone();
+    for hook in all.iter().filter(|hook| **hook != Hook::InvalidLog) {
+        kernel.fentry.insert(hook.symbol(), FentryTarget { module: None, function: 7 });
+    }
+    assert_eq!(shared(&kernel, HookSet::Failures, Tiers::Auto), []);
+    kernel.fentry = fentry;
     kernel.has_cookies = false;
     assert_eq!(shared(&kernel, HookSet::Failures, Tiers::Auto), []);
     assert!(!kernel.plan(HookSet::Failures).shares_tracepoints());

@@ -507,7 +507,13 @@ fn a_loss_at_a_hook_counts_for_the_flows_that_it_can_report() {
     for hook in [Hook::SockEstablished, Hook::SockClosed] {
         assert_eq!([lost(hook, closed()), lost(hook, open()), lost(hook, datagram())], [0, 1, 0], "{hook:?}");
     }
-    for hook in [Hook::TcpRetransmit, Hook::TcpReceiveReset, Hook::TcpV4SendReset, Hook::NfSendReset] {
+    for hook in [
+        Hook::TcpRetransmit,
+        Hook::TcpReceiveReset,
+        Hook::TcpV4SendReset,
+        Hook::NfSendReset,
+        Hook::InvalidLog,
+    ] {
         assert_eq!([lost(hook, closed()), lost(hook, datagram())], [1, 0], "{hook:?}");
     }
     // Both families of a hook, and hooks that report every flow.
