@@ -8,8 +8,9 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::call::Call;
 
-/// The space for a first run, in bytes: build output about 4 GB, packages 1 GB, kernels and images 0.5 GB.
-pub(crate) const COLD_BYTES: u64 = 6_000_000_000;
+/// The space for a first run, in bytes: build output about 6 GB with cargo's data for incremental builds, packages 1 GB,
+/// kernels and images 1 GB.
+pub(crate) const COLD_BYTES: u64 = 8_000_000_000;
 /// The space for a run that finds everything in place, in bytes.
 pub(crate) const WARM_BYTES: u64 = 1_000_000_000;
 
