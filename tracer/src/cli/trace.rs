@@ -532,6 +532,7 @@ impl<'a> Trace<'a> {
         let (wanted, end) = (now(), Instant::now() + CATCH_UP);
         let mut is_stopped = false;
         loop {
+            self.reader.wait_no_longer();
             let until = self.read()?;
             if until >= wanted {
                 return Ok(until);
@@ -614,6 +615,7 @@ impl<'a> Trace<'a> {
         let due = [
             is_busy.then(Instant::now),
             flows,
+            self.reader.next_reading(),
             sink.deadline(),
             self.lister.deadline(),
             self.node.deadline(),

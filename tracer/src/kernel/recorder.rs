@@ -291,6 +291,11 @@ impl Recorder {
         Ok(self.suppressed.get(&slot, 0).map_err(io::Error::other)?.iter().sum())
     }
 
+    /// Whether there are suppressed failures that were not returned. One system call.
+    pub(super) fn has_suppressed(&self) -> io::Result<bool> {
+        Ok(self.sum(SUPPRESSED_EVENTS)? > self.seen.returned)
+    }
+
     /// The failures suppressed since the last call. Costs one system call while there are none.
     pub(super) fn suppressed(&mut self) -> io::Result<Vec<Suppressed>> {
         let sum = self.sum(SUPPRESSED_EVENTS)?;

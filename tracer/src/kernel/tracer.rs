@@ -515,6 +515,11 @@ impl Tracer {
         self.recorder.as_ref()?.decision_retention(clock::monotonic_ns())
     }
 
+    /// Whether a limit suppressed failures that [`Self::suppressed`] has not returned.
+    pub(crate) fn has_suppressed(&self) -> io::Result<bool> {
+        self.recorder.as_ref().map_or(Ok(false), Recorder::has_suppressed)
+    }
+
     /// The failures that a limit suppressed since the last call.
     pub(crate) fn suppressed(&mut self) -> io::Result<Vec<Suppressed>> {
         self.recorder.as_mut().map_or_else(|| Ok(Vec::new()), Recorder::suppressed)

@@ -123,12 +123,12 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     let silent = reported("payments", made.silent)?;
     let rejected = reported("checkout", made.rejected)?;
     // An agent that has just learned of the removal calls it lag (C5), and with so little CPU time it may learn late.
-    let stale = reported("workers", made.stale)?;
+    let gone = reported("workers", made.stale)?;
     let late = Agent::sum("viptrace_faults_total", &["service=\"workers\"", "class=\"C5\""])?;
-    ensure!(late * 10 <= stale, "{late} of {stale} connections to Pods that were gone are called lag");
+    ensure!(late * 10 <= gone, "{late} of {gone} connections to Pods that were gone are called lag");
     expect_faults("payments", Class::C29, usize::try_from(silent)?)?;
     expect_faults("checkout", Class::C20, usize::try_from(rejected)?)?;
-    expect_faults("workers", Class::C6, usize::try_from(stale - late)?)?;
+    expect_faults("workers", Class::C6, usize::try_from(gone - late)?)?;
     for (service, made) in [("cart", made.steady), ("api", made.noise), ("payments", made.silent)] {
         expect_connections(service, made)?;
     }
@@ -185,7 +185,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
         "{} connections of the noise: {noise} were reported, {suppressed} events suppressed",
         made.noise
     );
-    let others = silent + rejected + stale + made.failed.len() as u64;
+    let others = silent + rejected + gone + made.failed.len() as u64;
     ensure!(all == noise + others, "{all} faults were reported, {noise} of the noise and {others} others");
     stop(agent)?;
     Ok(())

@@ -28,6 +28,9 @@ const TURN_RECORDS: usize = 32 * BATCH_RECORDS;
 const TURN: Duration = Duration::from_millis(100);
 /// How far time may lag behind for a record that was begun and is not finished.
 const HELD_UP: Duration = Duration::from_secs(1);
+/// How often the suppressed failures are read while there are more and more of them. The kernel skips kprobes on the CPU of a
+/// process that reads a hash map (`bpf_disable_instrumentation`), and a storm suppresses failures all the time.
+const SUPPRESSED: Duration = Duration::from_secs(1);
 
 /// The records of a kernel, in the order of their reservation.
 pub(super) trait Source {
@@ -39,6 +42,8 @@ pub(super) trait Source {
     /// How many events were lost since the last call, by hook: without room in the buffer, skipped by the kernel, or (then
     /// their hook is unknown) not decodable.
     fn lost(&mut self) -> anyhow::Result<Vec<(Option<Hook>, u64)>>;
+    /// Whether a limit of the kernel suppressed failures since the last call of [`Self::suppressed`].
+    fn has_suppressed(&mut self) -> anyhow::Result<bool>;
     /// The failures that a limit of the kernel suppressed since the last call.
     fn suppressed(&mut self) -> anyhow::Result<Vec<SuppressedFailures>>;
     /// The buffer was read to its end.
@@ -60,6 +65,10 @@ impl Source for Tracer {
         Ok(losses.into_iter().chain([undecodable]).collect())
     }
 
+    fn has_suppressed(&mut self) -> anyhow::Result<bool> {
+        Self::has_suppressed(self).context("cannot read how many failures were suppressed")
+    }
+
     fn suppressed(&mut self) -> anyhow::Result<Vec<SuppressedFailures>> {
         Self::suppressed(self).context("cannot read how many failures were suppressed")
     }
@@ -79,8 +88,12 @@ pub(super) struct Reader {
     records: Records,
     /// When the losses were last read: any new ones happened since then.
     last: Timestamp,
-    /// When the suppressed failures were last read.
+    /// Up to when it is known which failures were suppressed.
     last_suppressed: Timestamp,
+    /// When the suppressed failures were last read. `None`: the next ones are read at once.
+    suppressed_read: Option<Instant>,
+    /// Failures were suppressed and not read yet: the sightings wait for them.
+    is_waiting: bool,
     until: Until,
     has_more: bool,
 }
@@ -93,6 +106,8 @@ impl Reader {
             records: Records::default(),
             last: started,
             last_suppressed: started,
+            suppressed_read: None,
+            is_waiting: false,
             until: Until(started),
             has_more: false,
         }
@@ -118,6 +133,16 @@ impl Reader {
             pathfinder.observe(&self.sightings);
         }
         pipeline.observe(self.sightings.drain(..), &mut self.records);
+    }
+
+    /// Makes the next reading pass on everything that it finds, as at the end of a trace.
+    pub(super) fn wait_no_longer(&mut self) {
+        self.suppressed_read = None;
+    }
+
+    /// When a reading is due although no record comes.
+    pub(super) fn next_reading(&self) -> Option<Instant> {
+        self.suppressed_read.filter(|_| self.is_waiting).map(|read| read + SUPPRESSED)
     }
 
     /// Whether the last turn ended before the buffer did.
@@ -149,11 +174,24 @@ impl Reader {
         if !self.has_more {
             source.caught_up();
         }
-        Ok(self.until.advance(began, read))
+        Ok(if self.is_waiting { self.until.0 } else { self.until.advance(began, read) })
     }
 
-    /// Passes on the failures that were suppressed, before the time advances over them.
+    /// Passes on the failures that were suppressed, before the time advances over them. If that was done a short time ago, and the
+    /// sightings have room, these wait for the next time.
     fn suppressed(&mut self, source: &mut impl Source, pipeline: &mut Recorded) -> anyhow::Result<()> {
+        let to = now();
+        if !source.has_suppressed()? {
+            self.is_waiting = false;
+            self.last_suppressed = to;
+            return Ok(());
+        }
+        let is_due = self.suppressed_read.is_none_or(|read| read.elapsed() >= SUPPRESSED);
+        self.is_waiting = !is_due && self.sightings.len() < BATCH_RECORDS;
+        if self.is_waiting {
+            return Ok(());
+        }
+        self.suppressed_read = Some(Instant::now());
         let suppressed = source.suppressed()?;
         let (from, to) = (self.last_suppressed, now());
         self.last_suppressed = to;
@@ -238,8 +276,10 @@ impl<S: Source> Waiting<'_, S> {
         }
         *last = to;
         self.reader.suppressed(self.source, self.pipeline)?;
-        *newest = (*newest).max(self.reader.sightings.iter().map(|sighting| sighting.time).max());
-        self.reader.observe(self.pipeline);
+        if !self.reader.is_waiting {
+            *newest = (*newest).max(self.reader.sightings.iter().map(|sighting| sighting.time).max());
+            self.reader.observe(self.pipeline);
+        }
         Ok(read)
     }
 }
@@ -248,7 +288,8 @@ impl<S: Source> Buffer for Waiting<'_, S> {
     fn drain(&mut self) -> Drained {
         let mut newest = None;
         loop {
-            let limit = self.left.min(BATCH_RECORDS);
+            let room = BATCH_RECORDS.saturating_sub(self.reader.sightings.len()).max(1);
+            let limit = self.left.min(room);
             let is_over = limit == 0 || Instant::now() >= self.end;
             if is_over || self.failure.is_some() {
                 return Drained { newest, is_cut_short: true };

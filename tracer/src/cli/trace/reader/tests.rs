@@ -165,6 +165,10 @@ impl Source for Endless {
         Ok(Vec::new())
     }
 
+    fn has_suppressed(&mut self) -> anyhow::Result<bool> {
+        Ok(false)
+    }
+
     fn suppressed(&mut self) -> anyhow::Result<Vec<SuppressedFailures>> {
         Ok(Vec::new())
     }
@@ -236,6 +240,8 @@ struct Losing {
     lost: u64,
     /// A limit of this client suppressed them.
     of_client: Option<IpAddr>,
+    /// How often they were read.
+    readings: usize,
 }
 
 impl Source for Losing {
@@ -257,7 +263,12 @@ impl Source for Losing {
         Ok(if self.of_client.is_none() { vec![(None, std::mem::take(&mut self.lost))] } else { Vec::new() })
     }
 
+    fn has_suppressed(&mut self) -> anyhow::Result<bool> {
+        Ok(self.of_client.is_some() && self.lost > 0)
+    }
+
     fn suppressed(&mut self) -> anyhow::Result<Vec<SuppressedFailures>> {
+        self.readings += 1;
         let count = if self.of_client.is_some() { std::mem::take(&mut self.lost) } else { 0 };
         let of = SuppressedFailures { client: self.of_client, service: None, netns: Netns::default(), count };
         Ok(if count > 0 { vec![of] } else { Vec::new() })
@@ -285,6 +296,7 @@ fn class_with_losses(lost: [u64; 3], of_client: Option<[u8; 4]>) -> Class {
         batches: batches.into_iter().zip(lost).collect(),
         lost: 0,
         of_client: of_client.map(IpAddr::from),
+        readings: 0,
     };
     let (mut reader, mut trace) = (Reader::new(begin), trace());
     reader.read(&mut source, &mut trace).unwrap();
@@ -303,6 +315,33 @@ fn losses_are_known_before_the_flows_of_the_same_reading_are_handed_out() {
     assert_ne!(class_with_losses([3, 3, 3], Some([10, 244, 1, 101])), Class::Unknown);
 }
 
+/// A storm suppresses failures with each batch. They are read now and then, and the sightings of their time wait.
+#[test]
+fn in_a_storm_suppressed_failures_are_read_once_in_a_while() {
+    let client = SocketAddr::from((CLIENT, 1));
+    let begin = now();
+    let after = |ms| begin.saturating_add(Duration::from_millis(ms));
+    let batch = |port, at| (vec![entry(SocketAddr::from((CLIENT, port)), Hook::Confirm, at)], 1);
+    let mut storm = vec![batch(1, begin)];
+    storm.extend((2..20).map(|port| batch(port, after(1))));
+    storm[1].0.extend([
+        state(client, TcpState::SynSent, TcpState::Established, after(1)),
+        state(client, TcpState::FinWait2, TcpState::Close, after(2)),
+    ]);
+    let mut source = Losing { batches: storm, lost: 0, of_client: Some(IpAddr::from(CLIENT)), readings: 0 };
+    let (mut reader, mut trace) = (Reader::new(begin), trace());
+    let until = reader.read(&mut source, &mut trace).unwrap();
+    assert_eq!((source.readings, reader.sightings.len(), source.batches.len()), (1, 20, 0));
+    assert!(reader.next_reading().is_some() && until <= begin, "the time waits for the suppressed failures");
+    // At the end of a trace nothing waits.
+    reader.wait_no_longer();
+    let until = reader.read(&mut source, &mut trace).unwrap();
+    assert_eq!((source.readings, reader.sightings.len()), (2, 0));
+    assert!(reader.next_reading().is_none() && until > begin);
+    let judged = trace.advance(after(1_000)).judged;
+    assert_eq!(judged.iter().map(|judged| judged.verdict.class).collect::<Vec<_>>(), [Class::Unknown]);
+}
+
 /// The kernel skips a program instead of the connection's last record, and reports nothing else.
 #[test]
 fn a_loss_is_known_although_nothing_was_read() {
@@ -315,7 +354,7 @@ fn a_loss_is_known_although_nothing_was_read() {
             state(client, TcpState::SynSent, TcpState::Established, after(1)),
             state(client, TcpState::FinWait2, TcpState::Close, after(2)),
         ];
-        let mut source = Losing { batches: vec![(batch, 0)], lost: 0, of_client: None };
+        let mut source = Losing { batches: vec![(batch, 0)], lost: 0, of_client: None, readings: 0 };
         let (mut reader, mut trace) = (Reader::new(begin), trace());
         reader.read(&mut source, &mut trace).unwrap();
         source.lost = lost;
@@ -338,7 +377,7 @@ fn a_pathfinder_receives_what_the_flows_receive() {
         state(client, TcpState::SynSent, TcpState::Established, after(1)),
         state(client, TcpState::FinWait2, TcpState::Close, after(2)),
     ];
-    let mut source = Losing { batches: vec![(batch, 0)], lost: 0, of_client: None };
+    let mut source = Losing { batches: vec![(batch, 0)], lost: 0, of_client: None, readings: 0 };
     let mut reader = Reader::with_ways(begin, Some(Pathfinder::new(client, None)));
     let mut trace = trace();
     reader.read(&mut source, &mut trace).unwrap();
