@@ -5,7 +5,7 @@ use crate::{
     flow_support::{CLIENT, EP, SERVER_NS, Script, VIP, World, addr, at, fold, in_steps, last_revisions},
 };
 use viptrace::{
-    class::{Class, Severity},
+    class::{Class, Confidence, Severity},
     cluster::{
         Kind, Via,
         model::{Object, TrafficPolicy},
@@ -246,6 +246,31 @@ fn an_application_that_resets_after_its_pod_left_the_service_is_no_stale_endpoin
     world.shop.known.retain(|kind| *kind != Kind::Pod);
     assert_eq!(world.verdict(late(), 700_000).class, Class::Ok);
     assert_eq!(world.verdict(on_another_node(late()), 700_000).class, Class::C7);
+}
+
+/// Both ends are on other nodes. The Pod's end closed the connection, and minutes later the endpoint's address answers the
+/// client's close with a RST: only that passes through a hook here.
+#[test]
+fn a_reset_between_two_other_hosts_may_follow_a_close() {
+    let reset =
+        |ms: u64| to_cart().confirm(10_000).transit_reset(ms, false, Status::SEEN_REPLY | Status::ASSURED);
+    let mut world = World::new();
+    world.shop.ready(OTHER, 0);
+    world.shop.leaves(EP, 20_000);
+    world.shop.pod_ends(EP, 21_000);
+    let verdict = world.verdict(reset(600_000), 610_000);
+    assert_eq!((verdict.class, verdict.confidence), (Class::C7, Confidence::Medium), "{verdict:#?}");
+    assert!(verdict.cross_reference.contains(&"N9".into()), "{:?}", verdict.cross_reference);
+    assert!(
+        verdict.unseen.iter().any(|it| it.contains("had closed the connection before")),
+        "{:?}",
+        verdict.unseen
+    );
+    assert!(!verdict.root_cause.contains("established"), "{}", verdict.root_cause);
+    // The client's socket shows that nothing was closed.
+    let seen = reset(600_000).receive_reset(600_001, ESTABLISHED);
+    let verdict = world.verdict(seen, 610_000);
+    assert_eq!((verdict.class, verdict.confidence), (Class::C7, Confidence::High), "{verdict:#?}");
 }
 
 /// The endpoint closed and ended; minutes later the client's pool closes its side, which nobody answers.

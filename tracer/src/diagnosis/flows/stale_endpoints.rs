@@ -500,11 +500,16 @@ pub(super) fn reset_after_leaving(case: &Case<'_>) -> Option<Timestamp> {
     (is_alive && !last.conditions.terminating).then_some(at)
 }
 
+/// The gap in the record of a reset whose two ends are on other nodes.
+pub(super) const UNSEEN_CLOSE: &str = "whether the endpoint had closed the connection before, as the kernel does for a process that ends: then only what \
+     the client did long afterwards was reset (N9), and a trace on the client's node shows it";
+
 /// N9 or C7.
 /// Mechanism: the entry of an established connection outlives its endpoint; kube-proxy never deletes TCP entries
 /// (kubernetes/kubernetes#100698). In a rolling update the Pod ends its connections within its termination grace: N9. A
 /// connection that broke later left the client with a dead peer: C7. Neither is kube-proxy's fault.
 /// For: NAT decided while the endpoint was listed; it left before the flow ended.
+/// Against: a close before the RST, which is not observed where both ends are on other nodes.
 /// Against: a RST by an endpoint whose Pod runs on: it is the application's, as that of a listed endpoint is.
 pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
     let endpoint = case.endpoint?;
@@ -579,13 +584,16 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
         }
         return Some(finding);
     }
+    // Of a connection between two other hosts only the RST is observed: a FIN before it is not.
+    let is_end_unseen = case.flow.is_tcp() && !case.flow.client.is_seen() && !case.flow.server.is_seen();
+    let what = if is_end_unseen { "a RST ended a flow" } else { "an established flow broke" };
     let mut finding = case
-        .finding(
-            Class::C7,
-            format_args!("an established flow broke {} after its endpoint was removed", length(after)),
-        )
-        .confidence(if case.flow.partial { Confidence::Medium } else { Confidence::High })
+        .finding(Class::C7, format_args!("{what} {} after its endpoint was removed", length(after)))
+        .confidence(if case.flow.partial || is_end_unseen { Confidence::Medium } else { Confidence::High })
         .api(Some(removed), left);
+    if is_end_unseen {
+        finding = finding.unobserved(UNSEEN_CLOSE).related(&[Class::N9]);
+    }
     if case.flow.orig.protocol == Protocol::UDP {
         finding = finding.related(&[Class::C8]);
     }
