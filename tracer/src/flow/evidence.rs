@@ -487,6 +487,8 @@ pub struct StackReset {
     pub reason: Option<Arc<str>>,
     /// Whether it answered a SYN.
     pub to_syn: bool,
+    /// Whether it answered a FIN without data: its sender had nothing more to send.
+    pub to_fin: bool,
     /// Whether the packet that it answers came from the endpoint's own address: an answer that was not translated back
     /// to the address that the client connected to.
     pub untranslated: bool,

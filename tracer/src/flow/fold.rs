@@ -15,7 +15,10 @@ use crate::{
     time::Timestamp,
 };
 
+const FIN: u8 = 1;
 const SYN: u8 = 2;
+/// On a segment with data that a stack sends with a FIN (`tcp_mark_push`, net/ipv4/tcp.c).
+const PSH: u8 = 8;
 const ACK: u8 = 16;
 
 /// Place and time of a fact.
@@ -217,11 +220,12 @@ impl Flow {
             && packet.tuple.is_some_and(|tuple| {
                 tuple.src != asked && self.decisions.iter().any(|known| known.ct.leads_to(tuple.src))
             });
+        let to_fin = packet.tcp_flags & (FIN | SYN | PSH) == FIN;
         let reason = packet.reason.clone();
         let resets = &mut self.trouble_mut().stack_resets;
         let same = |known: &&mut StackReset| {
             known.by == by
-                && known.to_syn == to_syn
+                && (known.to_syn, known.to_fin) == (to_syn, to_fin)
                 && known.untranslated == untranslated
                 && known.endpoint == endpoint
         };
@@ -231,7 +235,10 @@ impl Flow {
         } else if resets.len() < MAX_STACK_RESETS {
             let occurrences = Occurrences::once(place.time);
             let netns = place.netns;
-            add(resets, StackReset { by, netns, reason, to_syn, untranslated, endpoint, occurrences });
+            add(
+                resets,
+                StackReset { by, netns, reason, to_syn, to_fin, untranslated, endpoint, occurrences },
+            );
         }
     }
 

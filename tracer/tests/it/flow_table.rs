@@ -145,7 +145,7 @@ proptest! {
         for flow in &out {
             prop_assert!(flow.decisions.len() <= 10);
             if let Some(trouble) = &flow.trouble {
-                prop_assert!(trouble.drops.len() <= 8 && trouble.stack_resets.len() <= 4);
+                prop_assert!(trouble.drops.len() <= 8 && trouble.stack_resets.len() <= 6);
             }
             let _ = world.judge(flow);
         }

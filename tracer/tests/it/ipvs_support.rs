@@ -59,6 +59,7 @@ pub(crate) fn packet(
 }
 
 pub(crate) const SYN: u8 = 2;
+pub(crate) const FIN_ACK: u8 = 17;
 pub(crate) const PSH_ACK: u8 = 24;
 
 /// `ip_vs_leave` and the drop after it.
@@ -100,4 +101,14 @@ pub(crate) fn reset_by_the_node(mut script: Script, ms: u64) -> Script {
         TcpState::Established,
         TcpState::Close,
     )
+}
+
+/// conntrack calls a FIN without an entry invalid, so that the packet has none.
+pub(crate) fn close_that_the_node_resets(mut script: Script, ms: u64) -> Script {
+    let mut close = packet(ms, Hook::TcpSendReset, FIN_ACK, None, Some("NO_SOCKET"));
+    if let Fact::Packet(packet) = &mut close.fact {
+        packet.tuple = Some(script.orig());
+    }
+    script.out.push(close);
+    script
 }

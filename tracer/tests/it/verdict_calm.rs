@@ -268,9 +268,13 @@ fn a_reset_between_two_other_hosts_may_follow_a_close() {
     );
     assert!(!verdict.root_cause.contains("established"), "{}", verdict.root_cause);
     // The client's socket shows that nothing was closed.
-    let seen = reset(600_000).receive_reset(600_001, ESTABLISHED);
-    let verdict = world.verdict(seen, 610_000);
+    let seen = |state| reset(600_000).receive_reset(600_001, state);
+    let verdict = world.verdict(seen(ESTABLISHED), 610_000);
     assert_eq!((verdict.class, verdict.confidence), (Class::C7, Confidence::High), "{verdict:#?}");
+    // The client had closed: its data, or only its close, was reset.
+    let verdict = world.verdict(seen(TcpState::FinWait1), 610_000);
+    assert_eq!((verdict.class, verdict.confidence), (Class::C7, Confidence::Medium), "{verdict:#?}");
+    assert!(verdict.unseen.iter().any(|it| it.contains("before the client's close")), "{:?}", verdict.unseen);
 }
 
 /// The endpoint closed and ended; minutes later the client's pool closes its side, which nobody answers.

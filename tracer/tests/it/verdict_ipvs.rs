@@ -4,7 +4,8 @@ use crate::{
     cluster_support::Shop,
     flow_support::{CLIENT, CLIENT_NS, EP, NODE, Script, VIP, World, addr, fold, last_revisions},
     ipvs_support::{
-        PSH_ACK, SYN, by_ipvs, chosen, null_bound, packet, refused_by_ipvs, reset_by_the_node, seen,
+        FIN_ACK, PSH_ACK, SYN, by_ipvs, chosen, close_that_the_node_resets, null_bound, packet,
+        refused_by_ipvs, reset_by_the_node, seen,
     },
     node_support::Rules,
 };
@@ -198,6 +199,61 @@ fn c15_the_node_resets_a_connection_without_an_entry() {
     assert_eq!((verdict.class, verdict.domain), (Class::C15, Domain::Conntrack));
     assert_eq!((verdict.confidence, verdict.flow.endpoint), (Confidence::High, Some(addr(EP))));
     assert!(statements(&verdict.evidence).contains("ended 1 min 30 s before"), "{:?}", verdict.evidence);
+}
+
+/// A client from outside closes what its server closed before, or what was idle: IPVS has forgotten the connection.
+#[test]
+fn a_late_close_that_the_node_resets_breaks_nothing() {
+    let node_port = "192.168.1.2:30080";
+    let reached = || {
+        let mut world = world();
+        world.shop.reached_by(Via::NodePort, node_port);
+        world
+    };
+    let from_outside = || Script::new("192.0.2.7:40000", node_port, Some(EP));
+    let gone = |script: Script| script.delete(130_000, Status::SEEN_REPLY | Status::ASSURED);
+    for script in [
+        from_outside(),
+        from_outside().confirm(10_000),
+        gone(from_outside().confirm(10_000)),
+        // The client is on this node, and its server has not closed.
+        gone(to_cart().established(10_000)),
+    ] {
+        let is_here = script.client == addr(CLIENT);
+        let mut script = close_that_the_node_resets(by_ipvs(script), 140_000);
+        if is_here {
+            script = script.receive_reset(140_001, TcpState::FinWait1).state(
+                140_001,
+                false,
+                TcpState::FinWait1,
+                TcpState::Close,
+            );
+        }
+        // Once its entry has ended, the close of a client elsewhere is a flow of its own.
+        let last = |world: &World| {
+            let flow = last_revisions(fold(script.out.clone(), 150_000).0).pop().unwrap();
+            world.judge(&flow).unwrap()
+        };
+        let verdict = last(&if is_here { world() } else { reached() });
+        assert_eq!((verdict.class, verdict.confidence), (Class::N5, Confidence::Medium), "{verdict:#?}");
+        // kube-proxy deletes a drained real server only when IPVS has no connection to it.
+        let mut left = if is_here { world() } else { reached() };
+        left.node.sysctls = "net.ipv4.vs.expire_nodest_conn = 1\n";
+        left.shop.leaves(EP, 60_000);
+        let expected = if verdict.flow.endpoint.is_some() { Class::N9 } else { Class::N5 };
+        assert_eq!(last(&left).class, expected);
+    }
+    // Data met no entry before, or goes with the FIN.
+    for flags in [PSH_ACK, FIN_ACK | PSH_ACK] {
+        let mut script = by_ipvs(from_outside().confirm(10_000));
+        let mut data = packet(139_900, Hook::TcpSendReset, flags, None, Some("NO_SOCKET"));
+        if let Fact::Packet(packet) = &mut data.fact {
+            packet.tuple = Some(script.orig());
+        }
+        script.out.push(data);
+        let verdict = reached().verdict(close_that_the_node_resets(script, 140_000), 150_000);
+        assert_eq!(verdict.class, Class::C15, "{verdict:#?}");
+    }
 }
 
 #[test]

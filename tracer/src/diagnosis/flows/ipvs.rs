@@ -1,5 +1,6 @@
 //! IPVS: virtual servers without a real server (C12), real servers removed under a connection (C13), reused ports
-//! (C14), entries that end before their connection (C15), and the effect of a Local policy (C21, C22).
+//! (C14), entries that end before their connection (C15) or before its close (N5), and the effect of a Local policy (C21,
+//! C22).
 //!
 //! A null binding has no meaning in this mode: IPVS translates after the NAT hooks and changes the reply tuple itself.
 //! The other files have the rules of all modes (stale endpoints, refusing and silent backends, no endpoints).
@@ -9,6 +10,7 @@ use std::net::SocketAddr;
 use super::{
     Case, Finding,
     iptables_sync::lag,
+    resets::removed,
     text::{count, length, word},
 };
 use crate::{
@@ -192,6 +194,41 @@ pub(super) fn may_have_left(case: &Case<'_>) -> Option<Timestamp> {
     gone_since(case, endpoint, first).is_none().then(|| first.saturating_add(case.ctx.grace))
 }
 
+/// N5; N9 if the endpoint has left since.
+/// Mechanism: IPVS deletes the entry of an idle connection, and that of one that its server closed after 120 s
+/// (`tcp_timeouts` in `ip_vs_proto_tcp.c`). The client's FIN finds none, and the node's own stack resets it: its application
+/// has finished, and misses nothing.
+/// For: the first of the client's packets that the node's stack reset is a FIN without data.
+/// Against: data that was reset before (C13, C15); a client that closes only its sending side, and waits for an answer.
+pub(super) fn late_close(case: &Case<'_>) -> Option<Finding> {
+    let reset = reset_by_node(case).filter(|reset| reset.to_fin)?;
+    let was_expired = case.flow.ipvs.as_ref().is_some_and(|ipvs| ipvs.expired.is_seen() && !ipvs.reused);
+    if was_expired || !may_have_lost_entry(case) {
+        return None;
+    }
+    let time = reset.occurrences.first;
+    let left = case.endpoint.and_then(|endpoint| Some((endpoint, removed(case, endpoint, time)?)));
+    let finding = case
+        .finding(
+            if left.is_some() { Class::N9 } else { Class::N5 },
+            format_args!(
+                "IPVS no longer had an entry for a connection to {} when the client closed it: the node itself reset \
+                 only that close",
+                case.name()
+            ),
+        )
+        .severity(Severity::Low)
+        .confidence(Confidence::Medium)
+        .unobserved("whether the client closed only its sending side, and waited for an answer")
+        .related(&[Class::C15]);
+    Some(match left {
+        Some((endpoint, at)) => {
+            finding.api(Some(at), format_args!("{endpoint} left the usable endpoints of {}", case.name()))
+        }
+        None => finding,
+    })
+}
+
 /// C13.
 /// Mechanism: the real server was removed from the virtual server while the connection was open. With
 /// `vs/expire_nodest_conn=1`, which kube-proxy sets, the connection's entry is deleted: at once since 5.9
@@ -322,8 +359,7 @@ pub(super) fn pinned(case: &Case<'_>) -> Option<Finding> {
 /// node looks the same.
 pub(super) fn entry_expired(case: &Case<'_>) -> Option<Finding> {
     let reset = reset_by_node(case)?;
-    // A connection observed from its beginning that IPVS never handled has lost no entry.
-    if !case.flow.was_answered() || (case.endpoint.is_none() && case.flow.client.established.is_some()) {
+    if !may_have_lost_entry(case) {
         return None;
     }
     let trouble = case.trouble()?;
@@ -462,9 +498,15 @@ pub(super) fn is_untracked(case: &Case<'_>) -> bool {
 fn reset_by_node<'a>(case: &Case<'a>) -> Option<&'a StackReset> {
     let here = |netns| case.ctx.node_netns.is_none_or(|node| node == netns);
     let resets = &case.trouble()?.stack_resets;
-    let reset = resets.iter().find(|reset| reset.by == End::Vip && !reset.to_syn && here(reset.netns))?;
+    let of_connection = |reset: &&StackReset| reset.by == End::Vip && !reset.to_syn && here(reset.netns);
+    let reset = resets.iter().filter(of_connection).min_by_key(|reset| reset.occurrences.first)?;
     let end_unseen = !case.flow.client.is_seen() && case.flow.server.closed.is_none();
     (case.is_ipvs() && (matches!(case.outcome, Outcome::Reset(_)) || end_unseen)).then_some(reset)
+}
+
+/// A connection observed from its beginning that IPVS never handled has lost no entry.
+fn may_have_lost_entry(case: &Case<'_>) -> bool {
+    case.flow.was_answered() && (case.endpoint.is_some() || case.flow.client.established.is_none())
 }
 
 /// A packet of a known connection, dropped before it was translated.

@@ -171,7 +171,7 @@ macro_rules! rule {
 }
 
 /// The first rule that applies explains the flow.
-const RULES: [FlowRule; 47] = [
+const RULES: [FlowRule; 48] = [
     rule!(conntrack::table_full, &[Class::C16]),
     rule!(conntrack::insertion_failed, &[Class::C17, Class::C17a]),
     rule!(stale_endpoints::stale_entry, &[Class::C8]),
@@ -200,6 +200,7 @@ const RULES: [FlowRule; 47] = [
     rule!(foreign_rules::chose, &[Class::C3, Class::C10]),
     rule!(ipvs::pinned, &[Class::C24]),
     rule!(stale_endpoints::stale, &[Class::C6, Class::C5]),
+    rule!(ipvs::late_close, &[Class::N5, Class::N9]),
     rule!(ipvs::dead_destination, &[Class::C13]),
     rule!(ipvs::entry_expired, &[Class::C15]),
     rule!(network_policy::dropped, &[Class::C30]),

@@ -356,7 +356,7 @@ fn left_before(case: &Case<'_>, endpoint: SocketAddr, at: Timestamp, removed: Ti
 }
 
 /// When this endpoint left the slices or began to terminate, if that is known and was before `at`.
-fn removed(case: &Case<'_>, endpoint: SocketAddr, at: Timestamp) -> Option<Timestamp> {
+pub(super) fn removed(case: &Case<'_>, endpoint: SocketAddr, at: Timestamp) -> Option<Timestamp> {
     let since = case.ctx.cluster.membership(&case.vip, endpoint, at).ending_since();
     since.filter(|since| *since > Timestamp::MIN && *since <= at)
 }

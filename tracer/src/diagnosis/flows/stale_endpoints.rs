@@ -19,7 +19,7 @@ use crate::{
     cluster::{EndpointState, Kind, Membership, Via, model::DEFAULT_TERMINATION_GRACE},
     flow::{End, MAX_REPETITION, Outcome, ResetBy},
     net::Protocol,
-    sighting::Status,
+    sighting::{Status, TcpState},
     time::Timestamp,
     verdict::{EvidenceType, Verdict},
 };
@@ -586,13 +586,29 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
     }
     // Of a connection between two other hosts only the RST is observed: a FIN before it is not.
     let is_end_unseen = case.flow.is_tcp() && !case.flow.client.is_seen() && !case.flow.server.is_seen();
-    let what = if is_end_unseen { "a RST ended a flow" } else { "an established flow broke" };
+    let is_close_reset =
+        case.flow.client.reset_received().is_some_and(|reset| reset.state == TcpState::FinWait1);
+    let what = match (is_end_unseen, is_close_reset) {
+        (true, _) => "a RST ended a flow",
+        (_, true) => "a flow that its client closed was reset",
+        _ => "an established flow broke",
+    };
+    let is_sure = !(case.flow.partial || is_end_unseen || is_close_reset);
     let mut finding = case
         .finding(Class::C7, format_args!("{what} {} after its endpoint was removed", length(after)))
-        .confidence(if case.flow.partial || is_end_unseen { Confidence::Medium } else { Confidence::High })
+        .confidence(if is_sure { Confidence::High } else { Confidence::Medium })
         .api(Some(removed), left);
     if is_end_unseen {
         finding = finding.unobserved(UNSEEN_CLOSE).related(&[Class::N9]);
+    }
+    if is_close_reset {
+        // In ipvs mode the event of the node's RST shows that it answered the close alone.
+        finding = finding
+            .unobserved(
+                "whether data waited before the client's close: without any, the client missed nothing (N9)",
+            )
+            .related(&[Class::N9])
+            .if_nothing_was_lost();
     }
     if case.flow.orig.protocol == Protocol::UDP {
         finding = finding.related(&[Class::C8]);

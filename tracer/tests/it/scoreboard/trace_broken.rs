@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     flow_support::{EP, Script, VIP, World, addr},
-    ipvs_support::{PSH_ACK, packet, reset_by_the_node},
+    ipvs_support::{PSH_ACK, close_that_the_node_resets, packet, reset_by_the_node},
 };
 
 pub(super) fn groups() -> Vec<Group<Traced>> {
@@ -24,6 +24,14 @@ pub(super) fn groups() -> Vec<Group<Traced>> {
 const BY_RULE: &[ProxyMode] = &[Iptables, Nftables];
 
 const OUT_OF_WINDOW: &str = "SEQ is over upper bound %u (over the window of the receiver)";
+
+/// The client closes a connection that was idle for longer than IPVS keeps it.
+fn late_close() -> Script {
+    let script = cart().established(10_000).delete(910_000, Status::SEEN_REPLY | Status::ASSURED);
+    let script = close_that_the_node_resets(script, 1_000_000);
+    let script = script.receive_reset(1_000_001, TcpState::FinWait1);
+    script.state(1_000_001, false, TcpState::FinWait1, TcpState::Close)
+}
 
 /// The Pod of cart's endpoint is deleted at this time, in milliseconds.
 fn leaving(mode: ProxyMode, ms: u64) -> World {
@@ -106,6 +114,12 @@ fn reset() -> Group<Traced> {
         case_in(&[Ipvs], Class::C15, "the entry expired while the connection was idle", |mode| {
             let script = cart().established(10_000).delete(910_000, Status::SEEN_REPLY | Status::ASSURED);
             Traced::of(world(mode), reset_by_the_node(script, 1_000_000))
+        }),
+        case_in(&[Ipvs], Class::N5, "the entry expired, and only the client's close is reset", |mode| {
+            Traced::of(world(mode), late_close())
+        }),
+        case_in(&[Ipvs], Class::N9, "the same after its endpoint left", |mode| {
+            Traced::of(leaving(mode, 60_000), late_close())
         }),
         case_in(&[Ipvs], Class::C13, "the real server was removed, and a packet ends the entry", |mode| {
             let mut script = cart().established(10_000);
