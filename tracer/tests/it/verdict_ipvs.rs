@@ -296,6 +296,54 @@ fn c13_with_an_immediate_deletion_is_distinguished_by_the_endpoint() {
     assert_eq!((verdict.class, verdict.domain), (Class::C13, Domain::StaleEndpoints));
 }
 
+/// An entry that may have timed out ended before its endpoint left, or long after.
+#[test]
+fn an_idle_entry_that_ended_near_its_endpoints_removal_may_have_expired() {
+    let world = |left: u64| {
+        let mut world = world();
+        world.node.sysctls = "net.ipv4.vs.expire_nodest_conn = 1\n";
+        world.shop.leaves(EP, left);
+        world
+    };
+    let idle = |ended: u64, ms: u64| {
+        let script = to_cart().established(10_000).delete(ended, Status::SEEN_REPLY | Status::ASSURED);
+        reset_by_the_node(by_ipvs(script), ms)
+    };
+    let after_expiry = [
+        // The endpoint left 3 s after the entry's end: kube-proxy may have been ahead, and the entry was due.
+        (913_000, 911_000),
+        // It left before the RST, long after the entry's end.
+        (930_000, 940_000),
+        (943_000, 940_000),
+    ];
+    for (left, ms) in after_expiry {
+        let verdict = world(left).verdict(idle(910_100, ms), 960_000);
+        assert_eq!(verdict.class, Class::C15, "{left} {ms}: {verdict:#?}");
+        let (confidence, is_near) = (verdict.confidence, left == 913_000);
+        assert_eq!(confidence == Confidence::Medium, is_near, "{left} {ms}: {verdict:#?}");
+        assert_eq!(verdict.cross_reference.contains(&"C13".into()), is_near, "{left} {ms}: {verdict:#?}");
+    }
+    // Its end was not observed.
+    let unseen = reset_by_the_node(by_ipvs(to_cart().established(10_000)), 940_000);
+    let verdict = world(943_000).verdict(unseen, 960_000);
+    assert_eq!((verdict.class, verdict.confidence), (Class::C15, Confidence::Medium), "{verdict:#?}");
+    // The endpoint had left before: the entry may have been removed with it, or have expired.
+    let verdict = world(20_000).verdict(idle(910_100, 940_000), 960_000);
+    assert_eq!((verdict.class, verdict.confidence), (Class::C13, Confidence::Medium), "{verdict:#?}");
+    assert!(verdict.cross_reference.contains(&"C15".into()), "{verdict:#?}");
+    // Too early for a timeout.
+    for (left, confidence) in [(29_900, Confidence::High), (33_000, Confidence::Medium)] {
+        let verdict = world(left).verdict(idle(30_000, 31_000), 60_000);
+        assert_eq!((verdict.class, verdict.confidence), (Class::C13, confidence), "{left}: {verdict:#?}");
+    }
+    // kube-proxy's setting is longer.
+    let mut longer = world(913_000);
+    longer.node.config = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\n\
+                          ipvs: {tcpTimeout: 2h0m0s}\n";
+    let verdict = longer.verdict(idle(910_100, 911_000), 960_000);
+    assert_eq!(verdict.class, Class::C13, "{verdict:#?}");
+}
+
 /// Before 5.17 the drops cannot be observed: the connection may have drained, or its packets may have been dropped.
 #[test]
 fn silent_c13_is_not_ruled_out_if_the_kernel_hides_drops() {

@@ -5,7 +5,7 @@
 //! A null binding has no meaning in this mode: IPVS translates after the NAT hooks and changes the reply tuple itself.
 //! The other files have the rules of all modes (stale endpoints, refusing and silent backends, no endpoints).
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Duration};
 
 use super::{
     Case, Finding,
@@ -165,6 +165,29 @@ struct Lost {
     has_expired: bool,
     /// The connection ended at once; otherwise its packets are dropped.
     ends: bool,
+    /// The entry may have ended only because the connection was idle (C15).
+    may_have_idled: bool,
+}
+
+/// IPVS deletes the entry of an established TCP connection after so long without a packet (`tcp_timeouts` in
+/// `ip_vs_proto_tcp.c`).
+const IDLE_TIMEOUT: Duration = Duration::from_mins(15);
+
+/// Whether the connection was old enough at that time for its entry to have timed out.
+fn may_have_idled(case: &Case<'_>, at: Timestamp) -> bool {
+    let config = case.ctx.node.config.as_ref();
+    let configured = config.and_then(|config| config.ipvs_tcp_timeout).filter(|timeout| !timeout.is_zero());
+    let flow = case.flow;
+    let began = flow.client.established.or(flow.server.established);
+    let began = began.or_else(|| (!flow.partial).then_some(case.decided));
+    began.is_none_or(|began| at.since(began) >= configured.unwrap_or(IDLE_TIMEOUT))
+}
+
+/// The end of the entry whose packet this reset answers, as far as it was observed: IPVS deletes the conntrack entry with its
+/// own.
+fn ended_before(case: &Case<'_>, reset: &StackReset) -> Option<Timestamp> {
+    let ended = case.flow.deleted.filter(|ended| ended.deleted_by.is_none())?;
+    (ended.time <= reset.occurrences.first).then_some(ended.time)
 }
 
 fn lost(case: &Case<'_>) -> Option<Lost> {
@@ -175,10 +198,13 @@ fn lost(case: &Case<'_>) -> Option<Lost> {
     let expired = ipvs.filter(|ipvs| ipvs.expired.is_seen() && !ipvs.reused).map(|ipvs| ipvs.expired);
     let dropped = case.trouble().and_then(|trouble| trouble.drops.iter().find(|drop| in_hook(drop)));
     let dropped = dropped.filter(|_| case.is_ipvs());
-    let reset = reset_by_node(case).map(|reset| reset.occurrences);
-    let first = expired.or(reset).or_else(|| dropped.map(|drop| drop.occurrences))?.first;
+    let reset = reset_by_node(case);
+    let by_reset = || reset.map(|reset| ended_before(case, reset).unwrap_or(reset.occurrences.first));
+    let by_drop = || dropped.map(|drop| drop.occurrences.first);
+    let first = expired.map(|expired| expired.first).or_else(by_reset).or_else(by_drop)?;
     let (has_expired, is_reset) = (expired.is_some(), reset.is_some());
-    Some(Lost { first, has_expired, ends: has_expired || is_reset })
+    let may_have_idled = is_reset && !has_expired && may_have_idled(case, first);
+    Some(Lost { first, has_expired, ends: has_expired || is_reset, may_have_idled })
 }
 
 /// When the endpoint left, as far as the first sign that IPVS lost its connection can be due to that: kube-proxy may have received
@@ -237,14 +263,16 @@ pub(super) fn late_close(case: &Case<'_>) -> Option<Finding> {
 /// drops every packet silently.
 /// For: a packet that was dropped with the entry that IPVS deleted; or the node's reset, or drops before translation,
 /// after the endpoint left its slice, or within the grace before.
-/// Against: the endpoint is still listed: then kube-proxy removed an endpoint that the API has.
+/// Against: the endpoint is still listed: then kube-proxy removed an endpoint that the API has. An entry that may have timed
+/// out before the endpoint left: kube-proxy keeps the real server of a TCP connection as long as IPVS has the connection
+/// (`pkg/proxy/ipvs/graceful_termination.go`).
 pub(super) fn dead_destination(case: &Case<'_>) -> Option<Finding> {
     let endpoint = case.endpoint?;
-    let Lost { first, has_expired, ends } = lost(case)?;
+    let Lost { first, has_expired, ends, may_have_idled } = lost(case)?;
     let gone_since = gone_since(case, endpoint, first);
     // A drop alone can have any cause, and the node also resets after an idle entry ended. Only a packet that is
     // dropped with its entry proves a removed server.
-    if !has_expired && gone_since.is_none() {
+    if !has_expired && gone_since.is_none() || may_have_idled && gone_since > Some(first) {
         return None;
     }
     let how = if has_expired {
@@ -269,6 +297,12 @@ pub(super) fn dead_destination(case: &Case<'_>) -> Option<Finding> {
     if !ends {
         let both = [action::RECONNECT_FROM_ANOTHER_PORT, action::SET_EXPIRE_NODEST];
         finding = finding.now(if setting == Some(true) { &both[..1] } else { &both });
+    }
+    if may_have_idled {
+        finding.at_most(Confidence::Medium);
+        finding = finding
+            .unobserved("whether the entry timed out while the connection was idle: ipvsadm -l --timeout")
+            .related(&[Class::C15]);
     }
     finding = match gone_since {
         Some(at) if at > first => {
@@ -356,7 +390,7 @@ pub(super) fn pinned(case: &Case<'_>) -> Option<Finding> {
 /// the VIP on kube-ipvs0 and answers with a RST (`NO_SOCKET`).
 /// For: an established connection, then a RST to one of its packets by the node's own stack, at the VIP.
 /// Against: a deleted entry (`ipvsadm -C`, a restart with `--cleanup`) or a connection that moved here from another
-/// node looks the same.
+/// node looks the same; so does a real server that was removed, if the endpoint left within the grace after the entry (C13).
 pub(super) fn entry_expired(case: &Case<'_>) -> Option<Finding> {
     let reset = reset_by_node(case)?;
     if !may_have_lost_entry(case) {
@@ -397,6 +431,22 @@ pub(super) fn entry_expired(case: &Case<'_>) -> Option<Finding> {
             format_args!(
                 "its conntrack entry ended {} before the packet that was reset",
                 length(time.since(ended))
+            ),
+        );
+    }
+    let left = lost(case).zip(case.endpoint);
+    let left = left.and_then(|(lost, endpoint)| Some((lost.first, gone_since(case, endpoint, lost.first)?)));
+    if let Some((first, at)) = left {
+        finding.at_most(Confidence::Medium);
+        finding = finding.related(&[Class::C13]).against(
+            EvidenceType::Api,
+            Some(at),
+            format_args!(
+                "{} left the usable endpoints of {} {} later: kube-proxy may have received the change before viptrace did, \
+                 and removed the real server (C13)",
+                case.endpoint_name(),
+                case.name(),
+                length(at.since(first))
             ),
         );
     }
