@@ -119,6 +119,13 @@ impl Agent {
         Ok(Self::values(name, labels)?.into_iter().sum())
     }
 
+    /// A metric's series that are not 0, a line each.
+    pub fn lines(name: &str) -> Result<String> {
+        let page = get(METRICS, "/metrics")?;
+        let lines = page.lines().filter(|line| line.starts_with(name) && !line.ends_with(" 0"));
+        Ok(lines.collect::<Vec<_>>().join("\n"))
+    }
+
     /// The number of a metric's series that have these labels.
     pub fn series(name: &str, labels: &[&str]) -> Result<usize> {
         Ok(Self::values(name, labels)?.len())

@@ -326,9 +326,10 @@ impl HookPlan {
         shared.into_iter()
     }
 
-    /// Whether the tracepoints that only failures meet have one program, as [`Self::shared`] has.
+    /// Whether the tracepoints that only failures meet have one program, as [`Self::shared`] has. The kernel skips it for one of
+    /// them while it runs for another one on that CPU: only where a skipped run is no loss of the flows of its moment anyway.
     pub fn shares_tracepoints(&self) -> bool {
-        self.set == HookSet::Failures && self.shared.tracepoints
+        self.set == HookSet::Failures && self.shared.tracepoints && self.preempts_programs
     }
 
     /// How the hook with this index is reached.

@@ -407,8 +407,12 @@ fn failing_functions_share_a_program_where_it_can_tell_them_apart() {
     kernel.preempts = false;
     assert_eq!(shared(&kernel, HookSet::Failures, Tiers::Fentry), []);
     assert_eq!(shared(&kernel, HookSet::Full, Tiers::Auto), []);
+    // A tracepoint's program is skipped for another tracepoint that interrupts it, which loses an event.
+    assert!(!kernel.plan(HookSet::Failures).shares_tracepoints());
+    kernel.preempts = true;
     let plan = kernel.plan(HookSet::Failures);
     assert!(plan.shares_tracepoints() && !kernel.plan(HookSet::Full).shares_tracepoints());
+    kernel.preempts = false;
     kernel.symbols.remove("nf_ct_kill_acct");
     assert!(!shared(&kernel, HookSet::Failures, Tiers::Auto).contains(&Hook::KillAcct));
     // One that is left alone, as the variadic function is where fentry reaches all others, has its own program too.
@@ -418,7 +422,7 @@ fn failing_functions_share_a_program_where_it_can_tell_them_apart() {
     }
     assert_eq!(shared(&kernel, HookSet::Failures, Tiers::Auto), []);
     kernel.fentry = fentry;
-    kernel.has_cookies = false;
+    (kernel.has_cookies, kernel.preempts) = (false, true);
     assert_eq!(shared(&kernel, HookSet::Failures, Tiers::Auto), []);
     assert!(!kernel.plan(HookSet::Failures).shares_tracepoints());
 }

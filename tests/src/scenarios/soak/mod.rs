@@ -168,11 +168,12 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
         length.as_secs(),
         made.changing
     ));
-    // Only kprobes reach this function, and the kernel skips one now and then.
-    let invalid = Agent::sum("viptrace_skipped_runs_total", &["hook=\"nf_ct_l4proto_log_invalid\""])?;
+    // The kernel skips a program that is running on that CPU. Nothing else is lost.
+    let skipped = Agent::wait_for("viptrace_skipped_runs_total", &[], lost)?;
     ensure!(
-        lost == invalid && lost <= most_lost(length) && unexplained <= lost * UNEXPLAINED_OF_LOSS,
-        "{lost} events were lost, {invalid} of them at the function that only kprobes reach, {unexplained} flows unexplained"
+        lost == skipped && lost <= most_lost(length) && unexplained <= lost * UNEXPLAINED_OF_LOSS,
+        "{lost} events were lost, {unexplained} flows unexplained; skipped runs:\n{}",
+        Agent::lines("viptrace_skipped_runs_total")?
     );
     ensure!(evicted == 0 && suppressed > 0, "{evicted} flows evicted, {suppressed} events suppressed");
     ensure!(
@@ -206,7 +207,7 @@ fn reported(service: &str, made: usize) -> Result<u64> {
 
 /// The most events that may be lost in a run of this length.
 fn most_lost(length: Duration) -> u64 {
-    1 + length.as_secs() / 300
+    2 + length.as_secs() / 300
 }
 
 /// Makes connections for as long, and checks that nothing grows. Returns how many.
