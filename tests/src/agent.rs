@@ -119,10 +119,12 @@ impl Agent {
         Ok(Self::values(name, labels)?.into_iter().sum())
     }
 
-    /// A metric's series that are not 0, a line each.
+    /// The series that are not 0 of the metrics whose names begin so, a line each.
     pub fn lines(name: &str) -> Result<String> {
         let page = get(METRICS, "/metrics")?;
-        let lines = page.lines().filter(|line| line.starts_with(name) && !line.ends_with(" 0"));
+        let is_shown =
+            |line: &&str| line.starts_with(name) && !line.starts_with('#') && !line.ends_with(" 0");
+        let lines = page.lines().filter(is_shown);
         Ok(lines.collect::<Vec<_>>().join("\n"))
     }
 
@@ -153,37 +155,14 @@ impl Agent {
         expected: &str,
         is_expected: impl Fn(u64) -> bool,
     ) -> Result<u64> {
-        Self::wait_until_together([name], labels, expected, is_expected).map(|[sum]| sum)
-    }
-
-    /// Waits until the sums of several metrics are at least this together, and returns each.
-    pub fn wait_for_together<const N: usize>(
-        names: [&str; N],
-        labels: &[&str],
-        least: u64,
-    ) -> Result<[u64; N]> {
-        Self::wait_until_together(names, labels, &format!("at least {least}"), |sum| sum >= least)
-    }
-
-    fn wait_until_together<const N: usize>(
-        names: [&str; N],
-        labels: &[&str],
-        expected: &str,
-        is_expected: impl Fn(u64) -> bool,
-    ) -> Result<[u64; N]> {
-        let mut sums = [0; N];
-        let reached = wait::until_every(SCRAPE, &names.join(" and "), COUNTED, || {
-            for (sum, name) in sums.iter_mut().zip(names) {
-                *sum = Self::sum(name, labels).ok()?;
-            }
-            is_expected(sums.iter().sum()).then_some(sums)
+        let mut sum = 0;
+        let reached = wait::until_every(SCRAPE, name, COUNTED, || {
+            sum = Self::sum(name, labels).ok()?;
+            is_expected(sum).then_some(sum)
         });
         reached.with_context(|| {
-            let page = get(METRICS, "/metrics").unwrap_or_default();
-            let shown: Vec<&str> =
-                page.lines().filter(|line| !line.starts_with('#') && !line.ends_with(" 0")).collect();
-            let (names, shown) = (names.join(" and "), shown.join("\n"));
-            format!("{names} with {labels:?}: {sums:?}, expected {expected}; all metrics:\n{shown}")
+            let shown = Self::lines("").unwrap_or_default();
+            format!("{name} with {labels:?} is {sum}, expected {expected}; all metrics:\n{shown}")
         })
     }
 

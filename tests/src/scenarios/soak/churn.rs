@@ -28,7 +28,7 @@ const TARGET: u16 = 8080;
 /// Connections to each Service in a round.
 const SERVED: usize = 8;
 /// Connections to the endpoint that left.
-pub(super) const STALE: usize = 2;
+const STALE: usize = 2;
 /// The agent's `metrics.keep`, and the limit from a deletion to the removal of the series: the agent compares them with the
 /// cluster every 30 s, and removes those that it has missed for longer than `KEEP`.
 pub(super) const KEEP: Duration = Duration::from_mins(1);
