@@ -15,6 +15,15 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Netns(pub u32);
 
+/// The flags of a TCP header (RFC 9293, section 3.1).
+pub(crate) mod flag {
+    pub(crate) const FIN: u8 = 1;
+    pub(crate) const SYN: u8 = 2;
+    pub(crate) const RST: u8 = 4;
+    pub(crate) const PSH: u8 = 8;
+    pub(crate) const ACK: u8 = 16;
+}
+
 /// Layer-4 protocol number (IANA).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Protocol(pub u8);

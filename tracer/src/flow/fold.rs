@@ -10,16 +10,10 @@ use super::{
     evidence::{MAX_DECISIONS, MAX_DROPS, MAX_ICMP_ERRORS, MAX_INVALID, MAX_STACK_RESETS, follows_fin},
 };
 use crate::{
-    net::{Netns, Tuple},
+    net::{Netns, Tuple, flag},
     sighting::{Conntrack, EntryNote, Hook, PacketFact, SocketEvent, SocketFact, Status, TcpState},
     time::Timestamp,
 };
-
-const FIN: u8 = 1;
-const SYN: u8 = 2;
-/// On a segment with data that a stack sends with a FIN (`tcp_mark_push`, net/ipv4/tcp.c).
-const PSH: u8 = 8;
-const ACK: u8 = 16;
 
 /// Place and time of a fact.
 #[derive(Clone, Copy, Debug)]
@@ -110,7 +104,7 @@ impl Flow {
     pub(super) fn fold_packet(&mut self, packet: &PacketFact, place: Place) {
         let stage = self.stage(packet);
         let endpoint = endpoint_of(packet, stage);
-        let opening = packet.tcp_flags & (SYN | ACK) == SYN || packet.tcp_flags == 0;
+        let opening = packet.tcp_flags & (flag::SYN | flag::ACK) == flag::SYN || packet.tcp_flags == 0;
         match place.hook {
             Hook::SendUnreach | Hook::SendUnreach6 => {
                 let kind = RefusalKind::Unreachable { code: packet.icmp_code };
@@ -136,7 +130,7 @@ impl Flow {
                 if place.hook == Hook::IpVsConnExpire {
                     let ipvs = self.ipvs_mut();
                     ipvs.expired.hit(place.time);
-                    ipvs.reused = packet.tcp_flags & (SYN | ACK) == SYN;
+                    ipvs.reused = packet.tcp_flags & (flag::SYN | flag::ACK) == flag::SYN;
                 }
                 if packet.table_full {
                     let trouble = self.trouble_mut();
@@ -220,7 +214,8 @@ impl Flow {
             && packet.tuple.is_some_and(|tuple| {
                 tuple.src != asked && self.decisions.iter().any(|known| known.ct.leads_to(tuple.src))
             });
-        let to_fin = packet.tcp_flags & (FIN | SYN | PSH) == FIN;
+        // A stack sets PSH on data that it sends with a FIN (`tcp_mark_push`, net/ipv4/tcp.c).
+        let to_fin = packet.tcp_flags & (flag::FIN | flag::SYN | flag::PSH) == flag::FIN;
         let reason = packet.reason.clone();
         let resets = &mut self.trouble_mut().stack_resets;
         let same = |known: &&mut StackReset| {
@@ -484,7 +479,7 @@ pub(super) const fn accepts(event: &SocketEvent) -> bool {
 
 /// Whether the packet can be the first of a connection.
 pub(super) const fn may_open(packet: &PacketFact) -> bool {
-    packet.tcp_flags & (SYN | ACK) == SYN || packet.tcp_flags == 0
+    packet.tcp_flags & (flag::SYN | flag::ACK) == flag::SYN || packet.tcp_flags == 0
 }
 
 /// Whether a dropped packet can have waited for its next hop's address: then it belongs to the connection of that time.

@@ -12,9 +12,13 @@ use super::{
     clock::Beginnings,
     connection::{Connection, SAME_ID},
     head,
-    head::{Content, Head, flag},
+    head::{Content, Head},
 };
-use crate::{net::Tuple, text::count, time::Timestamp};
+use crate::{
+    net::{Tuple, flag},
+    text::count,
+    time::Timestamp,
+};
 
 /// The most connections: a tuple can have several, one after the other.
 const MAX_CONNECTIONS: usize = 2 * MAX_TUPLES;

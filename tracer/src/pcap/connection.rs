@@ -9,8 +9,11 @@ use std::{
     time::Duration,
 };
 
-use super::head::{Content, Head, Place, flag};
-use crate::{net::Tuple, time::Timestamp};
+use super::head::{Content, Head, Place};
+use crate::{
+    net::{Tuple, flag},
+    time::Timestamp,
+};
 
 /// The most tuples of one connection, interfaces of one tuple, and entries of each list.
 const MAX_WAYS: usize = 16;

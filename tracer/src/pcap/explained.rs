@@ -10,11 +10,11 @@ use serde::Serialize;
 use super::{
     Assembly, Ending, Recorded, canonical,
     connection::{Connection, Line, Reset, Seen},
-    head::{Content, Place, flag},
+    head::{Content, Place},
     recorded::Found,
 };
 use crate::{
-    net::{Protocol, TransportAddr},
+    net::{Protocol, TransportAddr, flag},
     session::Fate,
     text::count,
     time::Timestamp,

@@ -8,7 +8,7 @@ use bytes::Buf as _;
 use etherparse::{EtherType, LaxNetSlice, LaxSlicedPacket, ether_type};
 
 use super::Packet;
-use crate::net::{Protocol, Tuple};
+use crate::net::{Protocol, Tuple, flag};
 
 /// Link types (`LINKTYPE_…`, <https://www.tcpdump.org/linktypes.html>).
 mod link {
@@ -37,15 +37,6 @@ const ICMPV6: u8 = 58;
 const ICMP_HEAD_BYTES: usize = 8;
 /// The bytes of payload of which the checksum distinguishes datagrams.
 const HASHED_BYTES: usize = 64;
-
-/// TCP flags.
-pub(super) mod flag {
-    pub(in crate::pcap) const FIN: u8 = 1;
-    pub(in crate::pcap) const SYN: u8 = 2;
-    pub(in crate::pcap) const RST: u8 = 4;
-    pub(in crate::pcap) const PSH: u8 = 8;
-    pub(in crate::pcap) const ACK: u8 = 16;
-}
 
 /// The headers of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

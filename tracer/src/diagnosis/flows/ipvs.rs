@@ -16,8 +16,8 @@ use super::{
 use crate::{
     class::{Class, Confidence, Domain, Severity, action},
     cluster::{Usable, Via},
-    flow::{Dropped, End, Outcome, RefusalKind, StackReset, Stage},
-    node::{ProxyMode, snapshot::Listing},
+    flow::{Dropped, End, Occurrences, Outcome, RefusalKind, StackReset, Stage},
+    node::{ProxyMode, kube_proxy::config::Config, snapshot::Listing},
     rules::Writer,
     sighting::Hook,
     time::Timestamp,
@@ -175,8 +175,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_mins(15);
 
 /// Whether the connection was old enough at that time for its entry to have timed out.
 fn may_have_idled(case: &Case<'_>, at: Timestamp) -> bool {
-    let config = case.ctx.node.config.as_ref();
-    let configured = config.and_then(|config| config.ipvs_tcp_timeout).filter(|timeout| !timeout.is_zero());
+    let configured = case.ctx.node.config.as_ref().and_then(Config::ipvs_idle_timeout);
     let flow = case.flow;
     let began = flow.client.established.or(flow.server.established);
     let began = began.or_else(|| (!flow.partial).then_some(case.decided));
@@ -190,15 +189,20 @@ fn ended_before(case: &Case<'_>, reset: &StackReset) -> Option<Timestamp> {
     (ended.time <= reset.occurrences.first).then_some(ended.time)
 }
 
+/// The packets that IPVS dropped with the entry of a real server that is gone. One whose port was reused has another reason (C14).
+fn dropped_with_entry(case: &Case<'_>) -> Option<Occurrences> {
+    let ipvs = case.flow.ipvs.as_deref().filter(|ipvs| ipvs.expired.is_seen() && !ipvs.reused)?;
+    Some(ipvs.expired)
+}
+
 fn lost(case: &Case<'_>) -> Option<Lost> {
-    if !case.flow.was_answered() || !(case.failed() || reset_by_node(case).is_some()) {
+    let reset = reset_by_node(case);
+    if !case.flow.was_answered() || !(case.failed() || reset.is_some()) {
         return None;
     }
-    let ipvs = case.flow.ipvs.as_deref();
-    let expired = ipvs.filter(|ipvs| ipvs.expired.is_seen() && !ipvs.reused).map(|ipvs| ipvs.expired);
+    let expired = dropped_with_entry(case);
     let dropped = case.trouble().and_then(|trouble| trouble.drops.iter().find(|drop| in_hook(drop)));
     let dropped = dropped.filter(|_| case.is_ipvs());
-    let reset = reset_by_node(case);
     let by_reset = || reset.map(|reset| ended_before(case, reset).unwrap_or(reset.occurrences.first));
     let by_drop = || dropped.map(|drop| drop.occurrences.first);
     let first = expired.map(|expired| expired.first).or_else(by_reset).or_else(by_drop)?;
@@ -228,8 +232,7 @@ pub(super) fn may_have_left(case: &Case<'_>) -> Option<Timestamp> {
 /// Against: data that was reset before (C13, C15); a client that closes only its sending side, and waits for an answer.
 pub(super) fn late_close(case: &Case<'_>) -> Option<Finding> {
     let reset = reset_by_node(case).filter(|reset| reset.to_fin)?;
-    let was_expired = case.flow.ipvs.as_ref().is_some_and(|ipvs| ipvs.expired.is_seen() && !ipvs.reused);
-    if was_expired || !may_have_lost_entry(case) {
+    if dropped_with_entry(case).is_some() || !may_have_lost_entry(case) {
         return None;
     }
     let time = reset.occurrences.first;

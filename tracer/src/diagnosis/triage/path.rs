@@ -351,7 +351,7 @@ fn kernel_version(release: &str) -> Option<(u32, u32)> {
 /// C15: IPVS forgets an idle connection long before conntrack does (900 s against a day, unless configured).
 fn idle_timeout(facts: &Facts, findings: &mut Vec<Finding>) {
     let Some(config) = facts.node.config.as_ref() else { return };
-    let timeout = config.ipvs_tcp_timeout.filter(|timeout| !timeout.is_zero());
+    let timeout = config.ipvs_idle_timeout();
     if timeout.is_some_and(|timeout| timeout >= LONG_IDLE) {
         return;
     }

@@ -50,6 +50,11 @@ pub struct Config {
 }
 
 impl Config {
+    /// How long IPVS keeps the entry of an idle TCP connection; `None` where the kernel's 900 s apply.
+    pub fn ipvs_idle_timeout(&self) -> Option<Duration> {
+        self.ipvs_tcp_timeout.filter(|timeout| !timeout.is_zero())
+    }
+
     /// Parses a `KubeProxyConfiguration` or a `ConfigMap` that contains one (`config.conf`).
     pub fn parse(text: &str) -> Result<Self, ParseError> {
         let value = read(text)?;
