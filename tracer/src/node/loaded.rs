@@ -5,9 +5,11 @@
 //! listing of an absent part would be empty and prove nothing.
 
 use std::{
+    borrow::Cow,
     fs::{self, File},
     io::{BufRead as _, BufReader},
     path::Path,
+    sync::OnceLock,
 };
 
 use crate::{
@@ -41,7 +43,7 @@ impl Part {
     /// Whether it is in the kernel whose file systems are mounted below `root`, loaded or built in.
     pub(super) fn is_in(self, root: &Path) -> bool {
         match self {
-            Self::NfTables => has_module(root, "nf_tables", "nft_do_chain"),
+            Self::NfTables => has_module(root, "nf_tables", NF_TABLES),
             // The file lists the tables that are loaded; listing another one would load it.
             Self::LegacyTables(family) => {
                 let names = match family {
@@ -51,11 +53,11 @@ impl Part {
                 procfs::read_text(&root.join(names)).is_ok_and(|text| !text.trim().is_empty())
             }
             Self::Ipvs => root.join("proc/net/ip_vs").exists(),
-            Self::IpSet => has_module(root, "ip_set", "ip_set_test"),
+            Self::IpSet => has_module(root, "ip_set", IP_SET),
             // Loading it would load conntrack as well.
             Self::Ctnetlink => {
                 root.join("proc/sys/net/netfilter/nf_conntrack_count").exists()
-                    && has_module(root, "nf_conntrack_netlink", "ctnetlink_dump_table")
+                    && has_module(root, "nf_conntrack_netlink", CTNETLINK)
             }
         }
     }
@@ -67,7 +69,7 @@ impl Part {
 }
 
 /// Whether the module is loaded or built in. `symbol` is a function of it that no other module has: if the list of
-/// built-in modules is not installed, the kernel's symbols decide.
+/// built-in modules is not installed, as in a container, the kernel's symbols decide.
 fn has_module(root: &Path, module: &str, symbol: &str) -> bool {
     if root.join("sys/module").join(module).exists() {
         return true;
@@ -77,10 +79,40 @@ fn has_module(root: &Path, module: &str, symbol: &str) -> bool {
     if let Ok(list) = fs::read_to_string(built_in) {
         return list.contains(&format!("/{module}.ko"));
     }
-    let Ok(symbols) = File::open(root.join("proc/kallsyms")) else { return false };
-    // After a loadable module's symbol the line has the module's name: only built-in symbols match.
-    let end = format!(" {symbol}");
-    BufReader::new(symbols).lines().map_while(Result::ok).any(|line| line.ends_with(&end))
+    let symbols = if root == Path::new("/") {
+        Cow::Borrowed(RUNNING.get_or_init(|| built_in_symbols(root)))
+    } else {
+        Cow::Owned(built_in_symbols(root))
+    };
+    symbols.contains(&symbol)
+}
+
+/// A function of each module that [`has_module`] looks for.
+const SYMBOLS: [&str; 3] = [NF_TABLES, IP_SET, CTNETLINK];
+const NF_TABLES: &str = "nft_do_chain";
+const IP_SET: &str = "ip_set_test";
+const CTNETLINK: &str = "ctnetlink_dump_table";
+
+/// [`built_in_symbols`] of the running kernel, which stay as they are. To read them takes a tenth of a second.
+static RUNNING: OnceLock<Vec<&'static str>> = OnceLock::new();
+
+/// Those of [`SYMBOLS`] that are built in.
+fn built_in_symbols(root: &Path) -> Vec<&'static str> {
+    let Ok(symbols) = File::open(root.join("proc/kallsyms")) else { return Vec::new() };
+    let mut symbols = BufReader::new(symbols);
+    let mut found = Vec::new();
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        if symbols.read_until(b'\n', &mut line).unwrap_or_default() == 0 {
+            return found;
+        }
+        // After a loadable module's symbol the line has the module's name: only built-in symbols match.
+        let line = line.trim_ascii_end();
+        let is_of =
+            |symbol: &&&str| line.strip_suffix(symbol.as_bytes()).is_some_and(|rest| rest.ends_with(b" "));
+        found.extend(SYMBOLS.iter().find(is_of));
+    }
 }
 
 #[cfg(test)]
