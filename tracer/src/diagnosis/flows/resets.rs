@@ -6,7 +6,7 @@ use std::{net::SocketAddr, time::Duration};
 use super::{
     Case, Finding,
     case::BEFORE_SILENCE,
-    stale_endpoints::termination_grace,
+    stale_endpoints::{UNSEEN_CLOSE, termination_grace},
     text::{length, times},
 };
 use crate::{
@@ -348,11 +348,16 @@ fn left_before(case: &Case<'_>, endpoint: SocketAddr, at: Timestamp, removed: Ti
         length(after),
         case.name()
     );
-    case.finding(class, what)
+    let finding = case
+        .finding(class, what)
         .severity(if is_draining { Severity::Low } else { class.entry().severity })
         .confidence(Confidence::Medium)
         .api(Some(removed), format_args!("{endpoint} left the usable endpoints of {}", case.name()))
-        .related(&[Class::C19])
+        .related(&[Class::C19]);
+    if is_draining || case.flow.client.is_seen() {
+        return finding;
+    }
+    finding.unobserved(UNSEEN_CLOSE).related(&[Class::N9])
 }
 
 /// When this endpoint left the slices or began to terminate, if that is known and was before `at`.

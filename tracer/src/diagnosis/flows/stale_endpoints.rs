@@ -501,7 +501,7 @@ pub(super) fn reset_after_leaving(case: &Case<'_>) -> Option<Timestamp> {
 }
 
 /// The gap in the record of a reset whose two ends are on other nodes.
-const UNSEEN_CLOSE: &str = "whether the endpoint had closed the connection before, as the kernel does for a process that ends: then only what \
+pub(super) const UNSEEN_CLOSE: &str = "whether the endpoint had closed the connection before, as the kernel does for a process that ends: then only what \
      the client did long afterwards was reset (N9), and a trace on the client's node shows it";
 
 /// N9 or C7.
