@@ -3,6 +3,7 @@
 use aya_ebpf::{
     EbpfContext,
     macros::{fentry, fexit, kprobe, kretprobe, map, raw_tracepoint},
+    maps::ProgramArray,
     programs::{FEntryContext, FExitContext, ProbeContext, RawTracePointContext, RetProbeContext},
 };
 use tracer_ebpf::{
@@ -46,41 +47,66 @@ impl Note {
 /// ICMP errors and other related packets that carry the same entry; those are not `IP_CT_NEW`.
 #[kprobe]
 pub(crate) fn confirm(ctx: ProbeContext) -> u32 {
-    on_confirm(&ctx, |_| true);
+    let nfct = nfct_behind(&ctx, 0);
+    if is_new(nfct) {
+        on_confirm(&ctx, nfct);
+    }
     0
 }
 
-/// Unlike a kprobe's, this program may be preempted, so it has copies.
+/// Unlike a kprobe's, this program may be preempted, so it has copies. They only choose the one that reports the entry: the
+/// verifier reads a program again for each copy of it.
 #[fentry]
 pub(crate) fn confirm_fentry(ctx: FEntryContext) -> i32 {
-    on_confirm(&ctx, |nfct| is_first(0, nfct));
+    choose(&ctx, 0);
     0
 }
 
 #[fentry]
 pub(crate) fn confirm_fentry_2(ctx: FEntryContext) -> i32 {
-    on_confirm(&ctx, |nfct| is_first(1, nfct));
+    choose(&ctx, 1);
     0
 }
 
 #[fentry]
 pub(crate) fn confirm_fentry_3(ctx: FEntryContext) -> i32 {
-    on_confirm(&ctx, |nfct| is_first(2, nfct));
+    choose(&ctx, 2);
     0
 }
 
-/// Whether no other copy than this one has reported `nfct`.
+/// Has [`confirm_chosen`], for which user space makes room before it attaches the copies.
+#[map]
+static CHOSEN: ProgramArray = ProgramArray::with_max_entries(1, 0);
+
+/// Continues with [`confirm_chosen`] if no other copy than this one does so for the entry.
 #[inline(always)]
-fn is_first(copy: u32, nfct: u64) -> bool {
-    copies::is_first(Hook::Confirm, globals::CONFIRM_COPIES.load(), copy, nfct)
+fn choose(ctx: &FEntryContext, copy: u32) {
+    let nfct = nfct_behind(ctx, 0);
+    if !is_new(nfct) || !copies::is_first(Hook::Confirm, globals::CONFIRM_COPIES.load(), copy, nfct) {
+        return;
+    }
+    // SAFETY: the program there is of the same kind and for the same function, as the kernel makes sure.
+    unsafe { CHOSEN.tail_call(ctx, 0) };
+    // It has returned, so no program is there. On some kernels a program that calls another one has no functions of its own
+    // (arm64 before 6.0).
+    output::count_lost_here(Hook::Confirm as u32);
+}
+
+/// The rest of the copy that was chosen.
+#[fentry]
+pub(crate) fn confirm_chosen(ctx: FEntryContext) -> i32 {
+    on_confirm(&ctx, nfct_behind(&ctx, 0));
+    0
+}
+
+/// Whether the packet is the first of its entry.
+#[inline(always)]
+fn is_new(nfct: u64) -> bool {
+    nfct & 7 == u64::from(IP_CT_NEW)
 }
 
 #[inline(always)]
-fn on_confirm(ctx: &impl Entry, is_first: impl Fn(u64) -> bool) {
-    let nfct = nfct_behind(ctx, 0);
-    if nfct & 7 != u64::from(IP_CT_NEW) || !is_first(nfct) {
-        return;
-    }
+fn on_confirm(ctx: &impl Entry, nfct: u64) {
     if recorder::on() && !recorder::keep(nfct & !7) {
         return;
     }

@@ -67,11 +67,14 @@ pub struct Copies {
     pub programs: &'static [&'static str],
     /// How many of them are attached where only an interrupt can come between.
     pub unpreempted: usize,
+    /// The program with which the first of them to run continues, by [`crate::map::CHOSEN`].
+    pub chosen: Option<&'static str>,
 }
 
 impl Copies {
-    const fn of(programs: &'static [&'static str], unpreempted: usize) -> Self {
-        Self { programs, unpreempted }
+    /// The only program, of which there are no copies.
+    const fn one(program: &'static [&'static str; 1]) -> Self {
+        Self { programs: program, unpreempted: 1, chosen: None }
     }
 
     /// The copies to attach.
@@ -83,12 +86,12 @@ impl Copies {
 
 impl Attach {
     const fn entry(kprobe: &'static str, fentry: &'static [&'static str; 1]) -> Self {
-        Self::Entry { kprobe, fentry: Some(Copies::of(fentry, 1)), split_part: None, shared: None }
+        Self::Entry { kprobe, fentry: Some(Copies::one(fentry)), split_part: None, shared: None }
     }
 
     /// Likewise, or by the program that such functions share.
     const fn shared(kprobe: &'static str, fentry: &'static [&'static str; 1], cookie: Cookie) -> Self {
-        Self::Entry { kprobe, fentry: Some(Copies::of(fentry, 1)), split_part: None, shared: Some(cookie) }
+        Self::Entry { kprobe, fentry: Some(Copies::one(fentry)), split_part: None, shared: Some(cookie) }
     }
 
     /// As [`Self::Entry::split_part`].

@@ -477,6 +477,8 @@ pub mod map {
     pub const BUCKETS: &str = "BUCKETS";
     /// Per-CPU array of counts, at [`super::SUPPRESSED_EVENTS`] and [`super::UNCOUNTED`].
     pub const SUPPRESSED: &str = "SUPPRESSED";
+    /// Array of programs: the one with which the chosen copy of several continues.
+    pub const CHOSEN: &str = "CHOSEN";
     /// Ring buffer of aya-log's debug lines, each of which begins with a hook's number and a space.
     pub const MESSAGES: &str = "AYA_LOGS";
 }

@@ -56,6 +56,15 @@ pub(crate) fn reserve_at<T: 'static>(hook: u32, is_decision: bool) -> Option<Rin
 /// Out of line, so that the programs stay short.
 #[inline(never)]
 fn count_lost(hook: u32) {
+    if count_lost_here(hook) {
+        messages::no_room(hook);
+    }
+}
+
+/// Counts a lost record without a call, and returns whether it is the hook's first.
+#[inline(always)]
+pub(crate) fn count_lost_here(hook: u32) -> bool {
+    let mut is_first = false;
     for slot in [LOST_ANY as u32, hook] {
         let Some(lost) = LOST.get_ptr_mut(slot) else { continue };
         // SAFETY: a slot of a map's array, of this CPU alone: valid and aligned for as long as the program runs.
@@ -64,10 +73,9 @@ fn count_lost(hook: u32) {
         let before = unsafe { *lost };
         // SAFETY: as above.
         unsafe { *lost = before + 1 };
-        if before == 0 && slot == hook {
-            messages::no_room(hook);
-        }
+        is_first = before == 0 && slot == hook;
     }
+    is_first
 }
 
 #[inline(always)]

@@ -52,7 +52,11 @@ hooks! {
         symbol: "__nf_conntrack_confirm",
         attach: Attach::Entry {
             kprobe: "confirm",
-            fentry: Some(Copies::of(&["confirm_fentry", "confirm_fentry_2", "confirm_fentry_3"], 2)),
+            fentry: Some(Copies {
+                programs: &["confirm_fentry", "confirm_fentry_2", "confirm_fentry_3"],
+                unpreempted: 2,
+                chosen: Some("confirm_chosen"),
+            }),
             split_part: None,
             shared: None,
         },
@@ -242,7 +246,7 @@ hooks! {
         symbol: "nf_ct_delete",
         attach: Attach::Entry {
             kprobe: "delete",
-            fentry: Some(Copies::of(&["delete_fentry"], 1)),
+            fentry: Some(Copies::one(&["delete_fentry"])),
             split_part: Some("nf_ct_delete.part.0"),
             shared: Some(Cookie::entry(0, 1, Cookie::NONE).with(Cookie::OF_END)),
         },

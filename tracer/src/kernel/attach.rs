@@ -2,6 +2,8 @@
 //!
 //! The plan decides which hooks are attached and how. A hook that the kernel refuses is a gap, unless it is essential.
 
+mod fentry;
+
 use std::{
     collections::HashMap as StdMap,
     io,
@@ -17,13 +19,15 @@ use aya_log::Level;
 use tracer_ebpf::{Attach, Cookie, Copies, Hook, HookSpec, MISSING, function, map};
 use tracing::debug;
 
+use fentry::Opening;
+
 use super::{
     bpf::{self, Place},
     keys::{self, KeySet},
     layout::{FIELDS, Layout},
     loader::{Link, LoadError, Loader, PERF_EVENTS_REFUSED},
     object::{self, ObjectError, Prepared, Settings},
-    plan::{FentryTarget, HookPlan, Tier},
+    plan::{HookPlan, Tier},
     recorder::RecorderOptions,
 };
 use crate::error::{Hint, sentence};
@@ -122,7 +126,7 @@ pub(super) struct Attached {
 #[derive(Debug)]
 pub(super) struct Attachment {
     pub(super) program: OwnedFd,
-    /// `None` for a program that user space runs.
+    /// `None` for a program that user space runs, or that follows another one.
     pub(super) link: Option<OwnedFd>,
 }
 
@@ -161,6 +165,7 @@ pub(super) fn attach(plan: &HookPlan, layout: &Layout, options: &Options) -> Res
         fallbacks: Vec::new(),
     };
     let mut shared = attached.shared_functions(plan);
+    let mut openings = Vec::new();
     for (spec_index, spec) in plan.planned() {
         // All of them with the first: by then the essential hooks are attached.
         if shared.iter().any(|(index, ..)| *index == spec_index) {
@@ -170,12 +175,18 @@ pub(super) fn attach(plan: &HookPlan, layout: &Layout, options: &Options) -> Res
             attached.hooks.push(spec.hook);
             continue;
         }
-        match attached.attach(plan, spec_index, spec) {
-            Ok(()) => attached.hooks.push(spec.hook),
-            Err(error) if plan.is_essential(spec) => return Err(error),
-            Err(error) => attached.gaps.push(AttachGap { spec_index, reason: error.to_string() }),
+        match attached.begin(plan, spec_index, spec) {
+            Ok(Some(opening)) => openings.push(opening),
+            result => attached.note(plan, spec_index, spec, result.map(drop))?,
         }
     }
+    for opening in openings {
+        let (spec_index, spec) = (opening.spec_index, opening.spec);
+        let result = attached.end(plan, opening);
+        attached.note(plan, spec_index, spec, result)?;
+    }
+    let position = |hook: &Hook| plan.planned().position(|(_, spec)| spec.hook == *hook);
+    attached.hooks.sort_by_key(position);
     Ok(attached)
 }
 
@@ -325,19 +336,79 @@ impl Attached {
         })
     }
 
-    fn attach(&mut self, plan: &HookPlan, spec_index: usize, spec: &HookSpec) -> Result<(), AttachError> {
+    /// Notes whether a planned hook is attached.
+    fn note(
+        &mut self,
+        plan: &HookPlan,
+        spec_index: usize,
+        spec: &HookSpec,
+        result: Result<(), AttachError>,
+    ) -> Result<(), AttachError> {
+        match result {
+            Ok(()) => self.hooks.push(spec.hook),
+            Err(error) if plan.is_essential(spec) => return Err(error),
+            Err(error) => self.gaps.push(AttachGap { spec_index, reason: error.to_string() }),
+        }
+        Ok(())
+    }
+
+    fn attach(
+        &mut self,
+        plan: &HookPlan,
+        spec_index: usize,
+        spec: &'static HookSpec,
+    ) -> Result<(), AttachError> {
+        match self.begin(plan, spec_index, spec)? {
+            Some(opening) => self.end(plan, opening),
+            None => Ok(()),
+        }
+    }
+
+    /// Attaches a hook; by fentry it only begins to: [`Self::end`] waits for the kernel.
+    fn begin(
+        &mut self,
+        plan: &HookPlan,
+        spec_index: usize,
+        spec: &'static HookSpec,
+    ) -> Result<Option<Opening>, AttachError> {
         // Where the part exists, calls of the function itself reach it too.
         if let Attach::Entry { kprobe, split_part: Some(part), .. } = spec.attach
             && plan.may_use_kprobes()
             && self.attach_part(plan, (spec_index, spec.hook), kprobe, part)
         {
-            return Ok(());
+            return Ok(None);
         }
         let Some(Tier::Fentry(target)) = plan.tier(spec_index) else {
-            return self.attach_untyped(plan, spec_index, spec);
+            return self.attach_untyped(plan, spec_index, spec).map(|()| None);
         };
-        let Err(reason) = self.attach_fentry(spec, target, plan.preempts_programs()) else { return Ok(()) };
-        self.fallbacks.push(AttachGap { spec_index, reason: reason.clone() });
+        match self.load_fentry(spec, target, plan.preempts_programs()) {
+            Ok(programs) => Ok(Some(Opening::begin(spec_index, spec, programs))),
+            Err(reason) => self.fall_back(plan, spec_index, spec, &reason).map(|()| None),
+        }
+    }
+
+    fn end(&mut self, plan: &HookPlan, opening: Opening) -> Result<(), AttachError> {
+        let (spec_index, spec) = (opening.spec_index, opening.spec);
+        match opening.links() {
+            Ok(links) => {
+                for (program, link) in links {
+                    self.keep(spec.hook, spec.symbol, program, link);
+                }
+                Ok(())
+            }
+            Err(error) => self.fall_back(plan, spec_index, spec, &error.to_string()),
+        }
+    }
+
+    /// Attaches by a kprobe, or to a tracepoint without types, what could not be attached with types.
+    fn fall_back(
+        &mut self,
+        plan: &HookPlan,
+        spec_index: usize,
+        spec: &HookSpec,
+        reason: &str,
+    ) -> Result<(), AttachError> {
+        self.fallbacks.push(AttachGap { spec_index, reason: reason.to_owned() });
         self.attach_untyped(plan, spec_index, spec).map_err(|error| match error {
             AttachError::Program { program, symbol, error } => {
                 AttachError::Program { program, symbol, error: format!("{error}; with types: {reason}") }
@@ -452,35 +523,6 @@ impl Attached {
     fn keep(&mut self, hook: Hook, symbol: &str, name: &str, link: Link) {
         report_attached(symbol, name, link.program.as_fd());
         self.programs.push((hook, Attachment { program: link.program, link: Some(link.link) }));
-    }
-
-    fn attach_fentry(
-        &mut self,
-        spec: &HookSpec,
-        target: &FentryTarget,
-        preempts: bool,
-    ) -> Result<(), String> {
-        if let Attach::TypedTracepoint { typed, .. } = spec.attach {
-            let link =
-                self.loader.attach_tracepoint(typed, target.function).map_err(|error| error.to_string())?;
-            self.keep(spec.hook, spec.symbol, typed, link);
-            return Ok(());
-        }
-        let (names, place) = match &spec.attach {
-            Attach::Entry { fentry: Some(copies), .. } => (copies.attached(preempts), Place::Entry),
-            Attach::Return { fexit, .. } => (std::slice::from_ref(fexit), Place::Exit),
-            _ => return Err(format!("{} has no fentry program", spec.symbol)),
-        };
-        // All or none: the copies rely on each other.
-        let links: Vec<Link> = names
-            .iter()
-            .map(|name| self.loader.attach(name, place, target))
-            .collect::<Result<_, _>>()
-            .map_err(|error| error.to_string())?;
-        for (link, program) in links.into_iter().zip(names) {
-            self.keep(spec.hook, spec.symbol, program, link);
-        }
-        Ok(())
     }
 
     fn attach_raw_tracepoint(&mut self, spec: &HookSpec, program: &'static str) -> Result<(), AttachError> {
@@ -634,6 +676,7 @@ mod tests {
                 Attach::Entry { kprobe, fentry, .. } => {
                     named.push(kprobe);
                     named.extend(fentry.iter().flat_map(|copies| copies.programs));
+                    named.extend(fentry.and_then(|copies| copies.chosen));
                 }
                 Attach::Return { kprobe, kretprobe, fexit } => named.extend([kprobe, kretprobe, fexit]),
                 Attach::RawTracepoint(program) | Attach::OnDemand(program) => named.push(program),

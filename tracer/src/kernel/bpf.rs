@@ -510,7 +510,7 @@ pub(super) fn entries<const KEY: usize, const VALUE: usize>(
     }
 }
 
-/// Writes the only value of an array, whose size is that of `value`.
+/// Writes the only value of an array, whose size is that of `value`; of an array of programs it is a descriptor.
 pub(super) fn fill(map: BorrowedFd<'_>, value: &[u8]) -> io::Result<()> {
     let key = 0_u32;
     let mut attributes = ElementAttributes {

@@ -45,6 +45,8 @@ pub(super) enum LoadError {
     NoSymbol(&'static str),
     #[error("this kernel has no kprobe.multi links (CONFIG_FPROBE, since 5.18)")]
     NoKprobeMulti,
+    #[error("no thread attaches it: {0}")]
+    Thread(io::Error),
     #[error("no perf event for {symbol}: {error}")]
     Event { symbol: String, error: io::Error },
     #[error("{PERF_EVENTS_REFUSED}: {0}")]
@@ -56,6 +58,12 @@ pub(super) enum LoadError {
 pub(super) struct Link {
     pub(super) program: OwnedFd,
     pub(super) link: OwnedFd,
+}
+
+/// Attaches a loaded program that knows its place.
+pub(super) fn open(name: &'static str, program: OwnedFd) -> Result<Link, LoadError> {
+    let link = bpf::open_link(&program).map_err(|error| LoadError::Attach { program: name, error })?;
+    Ok(Link { program, link })
 }
 
 /// Loads the object's programs.
@@ -75,23 +83,23 @@ impl Loader {
         Self { programs, btf, modules: HashMap::new(), shared: [const { None }; 3] }
     }
 
-    /// Loads the program for the function and attaches it by fentry, or fexit.
-    pub(super) fn attach(
+    /// Loads the program for the entry or the exit of the function.
+    pub(super) fn load_function(
         &mut self,
         name: &'static str,
         place: Place,
         target: &FentryTarget,
-    ) -> Result<Link, LoadError> {
+    ) -> Result<OwnedFd, LoadError> {
         let module = match target.module {
             Some(module) => Some(self.module(module)?),
             None => None,
         };
-        self.link(name, Purpose::Function { id: target.function, module, place })
+        self.load(name, Purpose::Function { id: target.function, module, place })
     }
 
-    /// Loads the program for the tracepoint, by the id of its type in vmlinux's BTF, and attaches it.
-    pub(super) fn attach_tracepoint(&mut self, name: &'static str, id: u32) -> Result<Link, LoadError> {
-        self.link(name, Purpose::Tracepoint { id })
+    /// Loads the program for the tracepoint, by the id of its type in vmlinux's BTF.
+    pub(super) fn load_tracepoint(&mut self, name: &'static str, id: u32) -> Result<OwnedFd, LoadError> {
+        self.load(name, Purpose::Tracepoint { id })
     }
 
     /// Loads the program for the tracepoint, which passes its arguments as they are, and attaches it.
@@ -103,13 +111,6 @@ impl Loader {
         let program = self.load(name, Purpose::RawTracepoint)?;
         let link = bpf::open_raw_tracepoint(&program, tracepoint, 0)
             .map_err(|error| LoadError::Attach { program: name, error })?;
-        Ok(Link { program, link })
-    }
-
-    /// Loads a program that knows its place, and attaches it there.
-    fn link(&mut self, name: &'static str, purpose: Purpose) -> Result<Link, LoadError> {
-        let program = self.load(name, purpose)?;
-        let link = bpf::open_link(&program).map_err(|error| LoadError::Attach { program: name, error })?;
         Ok(Link { program, link })
     }
 

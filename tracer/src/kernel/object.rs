@@ -237,6 +237,7 @@ fn make(name: &str, map: aya_obj::Map, btf: Option<&OwnedFd>) -> Result<(RawFd, 
         Ok(Kind::BPF_MAP_TYPE_LRU_HASH) => Map::LruHashMap(made),
         Ok(Kind::BPF_MAP_TYPE_ARRAY) => Map::Array(made),
         Ok(Kind::BPF_MAP_TYPE_PERCPU_ARRAY) => Map::PerCpuArray(made),
+        Ok(Kind::BPF_MAP_TYPE_PROG_ARRAY) => Map::ProgramArray(made),
         Ok(Kind::BPF_MAP_TYPE_RINGBUF) => Map::RingBuf(made),
         _ => return Err(ObjectError::Unusable(format!("its map {name} is of another kind"))),
     };
@@ -260,7 +261,7 @@ mod tests {
     mod linked {
         use std::collections::BTreeMap;
 
-        use tracer_ebpf::function;
+        use tracer_ebpf::{Attach, Hook, function};
 
         use aya_obj::generated::bpf_insn;
 
@@ -406,6 +407,24 @@ mod tests {
                 linked.values().map(|function| function.instructions.len()).sum::<usize>()
             };
             assert!(sizes(&less) * 4 < sizes(&whole), "{} of {}", sizes(&less), sizes(&whole));
+        }
+
+        // Some kernels refuse functions in a program that continues with another one.
+        #[test]
+        fn a_copy_only_chooses_and_has_no_functions() {
+            let programs = linked(&[]);
+            let copies = Hook::ALL.iter().filter_map(|hook| match hook.spec().attach {
+                Attach::Entry { fentry: Some(copies), .. } => copies.chosen.map(|chosen| (copies, chosen)),
+                _ => None,
+            });
+            for (copies, chosen) in copies {
+                let whole = programs[chosen].instructions.len();
+                for name in copies.programs {
+                    let copy = &programs[*name];
+                    assert_eq!(Functions::of(copy).begins, [0], "{name}");
+                    assert!(copy.instructions.len() * 10 < whole, "{name}: {}", copy.instructions.len());
+                }
+            }
         }
 
         // Since 7.2 the verifier examines a function for each chain of calls that leads there, before it follows any path.
