@@ -1,6 +1,6 @@
 //! Ordinary clusters: other programs' rules beside kube-proxy's and Services that are switched off raise no fault, and
 //! the faults that look like them are found.
-use serde_json::Value;
+use serde_json::{Value, json};
 use viptrace::{
     class::{Class, Confidence},
     diagnosis::triage::{FindingRecord, Level},
@@ -74,6 +74,27 @@ pub(crate) fn edit_items(node: &Gathered, list: &str, change: impl Fn(&mut Value
         value["items"].as_array_mut().unwrap().iter_mut().for_each(&change);
         value.to_string()
     });
+}
+
+/// k3s and RKE2 mark the members of their etcd, and EKS' node monitoring agent every area in which it finds no problem.
+#[test]
+fn a_condition_that_is_true_on_a_healthy_node_is_no_pressure() {
+    let with = |names: &[&str]| {
+        let node = node();
+        edit_items(&node, "nodes", |node| {
+            let conditions = node["status"]["conditions"].as_array_mut().unwrap();
+            conditions.extend(names.iter().map(|name| json!({"type": name, "status": "True"})));
+        });
+        node.check()
+    };
+    let healthy = ["EtcdIsVoter", "KernelReady", "NetworkingReady", "StorageReady", "ContainerRuntimeReady"];
+    let report = with(&healthy);
+    assert_eq!(besides(&report), [""; 0], "{:#?}", report.findings);
+    for trouble in ["PIDPressure", "KernelDeadlock"] {
+        let report = with(&["EtcdIsVoter", trouble]);
+        let found = only(&report, Class::K10);
+        assert!(found.root_cause.ends_with(&format!("is under pressure: {trouble}")), "{found:#?}");
+    }
 }
 
 /// shop/cart without endpoints, as after `kubectl scale --replicas=0`.

@@ -16,6 +16,24 @@ use crate::{
 
 /// The most Pods and Nodes named in one finding; the others are counted.
 const MAX_NAMED: usize = 5;
+/// The conditions of a Node that are true in trouble: Kubernetes' own (kubernetes.io/docs/reference/node/node-status), and those of
+/// node-problem-detector's configurations. Others may be true on a healthy node, as `EtcdIsVoter` of k3s and RKE2 (`pkg/etcd/etcd.go`
+/// of k3s) and `NetworkingReady` of EKS' node monitoring agent.
+const TROUBLES: [&str; 13] = [
+    "MemoryPressure",
+    "DiskPressure",
+    "PIDPressure",
+    "NetworkUnavailable",
+    "KernelDeadlock",
+    "ReadonlyFilesystem",
+    "CorruptDockerOverlay2",
+    "FrequentKubeletRestart",
+    "FrequentDockerRestart",
+    "FrequentContainerdRestart",
+    "FrequentUnregisterNetDevice",
+    "KubeletUnhealthy",
+    "ContainerRuntimeUnhealthy",
+];
 /// A Pod of a `DaemonSet` is replaced within this time, unless something is wrong.
 const REPLACED_WITHIN: Duration = Duration::from_mins(1);
 
@@ -207,8 +225,9 @@ fn nodes(facts: &Facts, history: &History, findings: &mut Vec<Finding>) {
                 away.push(name.clone());
             }
         }
-        if here && !node.pressure.is_empty() {
-            let pressure = node.pressure.join(", ");
+        let troubles = node.pressure.iter().map(|name| &**name).filter(|name| TROUBLES.contains(name));
+        let pressure = troubles.collect::<Vec<_>>().join(", ");
+        if here && !pressure.is_empty() {
             findings.push(
                 Finding::new(Class::K10, format!("this node is under pressure: {pressure}"))
                     .domain(Domain::HostKernel)
