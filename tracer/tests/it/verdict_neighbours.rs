@@ -3,7 +3,7 @@
 
 use crate::{
     cluster_support::{Shop, pod},
-    flow_support::{CLIENT, CLIENT_NS, EP, Script, VIP, World, addr, fold, last_revisions},
+    flow_support::{CLIENT, CLIENT_NS, CT, EP, SERVER_NS, Script, VIP, World, addr, fold, last_revisions},
     node_support::Rules,
 };
 use viptrace::{
@@ -146,4 +146,30 @@ fn a_sidecar_took_the_connection() {
     let mut anywhere = World::new();
     anywhere.node_netns = None;
     assert!(!anywhere.judge(&flow).unwrap().root_cause.contains("proxy"));
+}
+
+/// The rules of a sidecar in the endpoint's Pod send what arrives there to its own port.
+#[test]
+fn a_sidecar_of_the_endpoint_that_does_not_run_refuses() {
+    let world = World::new();
+    let refused = |proxy: &str| {
+        let mut script = Script::new(CLIENT, VIP, Some(EP)).confirm(60_000);
+        let there = Script::new(CLIENT, EP, Some(proxy)).with_ct(CT + 4096).confirm(60_001).no_socket(60_001);
+        script.out.extend(there.in_netns(SERVER_NS).out);
+        let script = script.kill(60_002).receive_reset(60_003, TcpState::SynSent).connect_failed(60_003);
+        world.judge(&flow(script)).unwrap()
+    };
+    for proxy in ["10.244.1.7:15006", "127.0.0.1:4143"] {
+        let verdict = refused(proxy);
+        assert_eq!(verdict.class, Class::C28);
+        let port = addr(proxy).port();
+        let what = format!("redirect them to port {port}, as those of a service mesh's sidecar do");
+        assert!(verdict.root_cause.contains(&what), "{}", verdict.root_cause);
+        assert!(!verdict.root_cause.contains("8080: nothing listens"), "{}", verdict.root_cause);
+        assert!(verdict.unseen.iter().any(|line| line.contains("istio-proxy")), "{:?}", verdict.unseen);
+    }
+    // Without a sidecar the endpoint's port itself is closed.
+    let bare = world.judge(&flow(Script::new(CLIENT, VIP, Some(EP)).refused(60_000))).unwrap();
+    assert!(bare.root_cause.ends_with("nothing listens on port 8080"), "{}", bare.root_cause);
+    assert!(!bare.unseen.iter().any(|line| line.contains("istio-proxy")), "{:?}", bare.unseen);
 }

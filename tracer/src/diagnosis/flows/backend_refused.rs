@@ -1,6 +1,6 @@
 //! C28: the endpoint is current and refuses the connection.
 
-use super::{Case, Finding, network_path::refused_there};
+use super::{Case, Finding, network_path::refused_there, sidecar};
 use crate::{
     class::{Class, Confidence},
     cluster::model::Uid,
@@ -17,6 +17,7 @@ pub(super) fn differ(one: &Uid, other: &Uid) -> bool {
 /// Mechanism: NAT worked, but nothing listens on the endpoint's port: a wrong targetPort, or the application is down
 /// although its Pod is ready.
 /// For: a RST to the SYN from the endpoint's stack, which has no socket for it; the endpoint is listed.
+/// Or rules in the Pod's own namespace send the packet to a proxy there that does not run, whatever the application does.
 /// Against: a stale endpoint whose address belongs to another Pod now is C6; a RST that only the client observed may
 /// come from another host on the path.
 pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
@@ -39,15 +40,17 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     let name = case.endpoint_name();
+    let proxy = sidecar::before_endpoint(case);
+    let why = match proxy {
+        Some((_, proxy)) => case.said(format_args!(
+            "rules in its own network namespace redirect them to port {}, as those of a service mesh's sidecar do, and \
+             nothing listens there",
+            proxy.port()
+        )),
+        None => case.said(format_args!("nothing listens on port {}", endpoint.port())),
+    };
     let mut finding = case
-        .finding(
-            Class::C28,
-            format_args!(
-                "{name} refuses connections of {}: nothing listens on port {}",
-                case.name(),
-                endpoint.port()
-            ),
-        )
+        .finding(Class::C28, format_args!("{name} refuses connections of {}: {why}", case.name()))
         .confidence(if seen_at_endpoint { Confidence::High } else { Confidence::Medium })
         .api(
             None,
@@ -57,6 +60,21 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
                 case.vip.port.target
             ),
         );
+    if let Some((decision, proxy)) = proxy {
+        finding = finding
+            .kernel(
+                Some(decision.time),
+                format_args!(
+                    "rules in netns {} redirected it from port {} to {proxy}",
+                    decision.netns.0,
+                    endpoint.port()
+                ),
+            )
+            .unobserved(
+                "why the proxy does not listen: its log (`kubectl logs POD -c istio-proxy`, or linkerd-proxy); the Pod's \
+                 application may listen on its own port",
+            );
+    }
     let killed = trouble.is_some_and(|trouble| trouble.killed.is_some());
     if !seen_at_endpoint && !killed && !case.flow.client.is_seen() {
         // That it was the answer to a SYN follows from the entry's missing answer.

@@ -87,6 +87,17 @@ fn redirection<'a>(case: &Case<'a>) -> Option<Redirection<'a>> {
     })
 }
 
+/// The decision of rules in the endpoint's own namespace to send the connection to another port of the Pod, where a proxy listens
+/// for its program (Istio: REDIRECT to port 15006 in PREROUTING; Linkerd: 4143).
+pub(super) fn before_endpoint<'a>(case: &Case<'a>) -> Option<(&'a Decision, SocketAddr)> {
+    let endpoint = case.endpoint?;
+    case.flow.decisions.iter().find_map(|decision| {
+        let proxy = decision.endpoint().filter(|proxy| *proxy != endpoint)?;
+        let is_in_pod = proxy.ip() == endpoint.ip() || proxy.ip().is_loopback();
+        (is_in_pod && decision.ct.orig.dst.socket() == endpoint).then_some((decision, proxy))
+    })
+}
+
 /// Whether such a proxy took the connection.
 pub(super) fn is_redirected(case: &Case<'_>) -> bool {
     redirection(case).is_some()
