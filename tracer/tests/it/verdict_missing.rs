@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use crate::{
-    cluster_support::{READY, Shop, endpoint, service, slice},
+    cluster_support::{NOT_READY, READY, Shop, endpoint, service, slice},
     flow_support::{CLIENT, EP, NODE, Script, VIP, World, addr, fold, last_revisions},
-    node_support::Rules,
+    node_support::{Rules, iptables},
 };
 use viptrace::{
     class::{Class, Confidence, Domain},
@@ -358,6 +358,51 @@ fn an_entry_of_another_translator_is_no_c8() {
     assert_ne!(world.verdict(mapped(), 61_000).class, Class::C8);
     let old = || Script::new(CLIENT, VIP, Some(OTHER)).udp().listed(60_000, 58_000);
     assert_eq!(World::new().verdict(old(), 61_000).class, Class::C8);
+}
+
+/// The hostPort 80 of a Pod at 10.244.1.50, as CNI's portmap plugin writes it.
+const HOST_PORT: &str = ":CNI-HOSTPORT-DNAT - [0:0]
+:CNI-DN-0123456789abcdef01234 - [0:0]
+-A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
+-A OUTPUT -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
+-A CNI-HOSTPORT-DNAT -p tcp -m comment --comment \"dnat name: cbr0\" -m multiport --dports 80,443 -j CNI-DN-0123456789abcdef01234
+-A CNI-DN-0123456789abcdef01234 -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.244.1.50:80
+";
+
+/// k3s' `ServiceLB`: the load balancer's address is the node's, and a Pod of its own has the Service's port there. Without an
+/// endpoint kube-proxy translates nothing, and its rule that refuses comes after the hostPort's.
+#[test]
+fn c20_a_host_port_takes_what_kube_proxy_would_refuse() {
+    const NODE_PORT_80: &str = "192.168.1.2:80";
+    let world = |effect: RuleEffect, host_port: &str| {
+        let mut world = World::of(Shop::with_endpoints(&[EP]));
+        world.shop.reached_by(Via::LoadBalancerIp, NODE_PORT_80);
+        let entry = |vip: &str, effect| (addr(vip), Protocol::TCP, addr(EP), effect);
+        let entries = [entry("10.96.0.99:80", RuleEffect::Forwards), entry(NODE_PORT_80, effect)];
+        let rules = iptables("KUBE-SVC-I5LIAMPLWKMBJ54B", &entries);
+        let rules = rules.replacen("COMMIT", &format!("{host_port}COMMIT"), 1);
+        world.node.rules = Rules::Lists(vec![(Kind::IptablesSave, rules)]);
+        world
+    };
+    let taken = || Script::new("203.0.113.9:50000", NODE_PORT_80, Some("10.244.1.50:80")).confirm(60_000);
+    let refused = || taken().icmp_error(60_001, "10.244.1.50:0", 3);
+    let mut without = world(RuleEffect::Refuses, HOST_PORT);
+    without.shop.becomes(EP, NOT_READY, 20_000);
+    let verdict = without.verdict(refused(), 70_000);
+    assert_eq!((verdict.class, verdict.confidence), (Class::C20, Confidence::Medium), "{verdict:#?}");
+    assert!(says(&verdict, "rule 1 of CNI-DN-0123456789abcdef01234"), "{verdict:#?}");
+    // kube-proxy's own rule still sends there.
+    let mut stale = world(RuleEffect::Forwards, HOST_PORT);
+    stale.shop.becomes(EP, NOT_READY, 20_000);
+    assert_eq!(
+        stale.verdict(Script::new(CLIENT, NODE_PORT_80, Some(EP)).refused(60_000), 70_000).class,
+        Class::C6
+    );
+    // No rule that was read explains the choice.
+    let mut unexplained = world(RuleEffect::Refuses, "");
+    unexplained.shop.becomes(EP, NOT_READY, 20_000);
+    let verdict = unexplained.verdict(refused(), 70_000);
+    assert_eq!((verdict.class, verdict.confidence), (Class::C6, Confidence::Low), "{verdict:#?}");
 }
 
 #[test]

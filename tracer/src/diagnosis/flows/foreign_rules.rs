@@ -1,11 +1,12 @@
 //! Rules that kube-proxy no longer maintains: in the other iptables backend (C3), or of another proxy mode (C10). They
-//! still translate, and no program updates them.
+//! still translate, and no program updates them. And those of other programs that translate a Service's address (N13).
 
 use super::{Case, Finding};
 use crate::{
     class::{Class, Confidence, Severity},
-    cluster::Membership,
-    node::{ProxyMode, RuleEffect, WriterEffect},
+    cluster::{Membership, Via},
+    diagnosis::path::Scene,
+    node::{ProxyMode, RuleEffect, WriterEffect, routes::Routes},
     rules::Writer,
     verdict::EvidenceType,
 };
@@ -82,6 +83,24 @@ pub(super) fn chose(case: &Case<'_>) -> Option<Finding> {
         );
     }
     Some(finding.unobserved("which rules translated this very connection: they were read after it"))
+}
+
+/// The rule of another program that sent the connection of a Service without endpoints to an address that is none of them (N13).
+/// Mechanism: a hostPort has the number of the Service's port at an address of the node, as those of k3s' `ServiceLB`: its Pods hold the
+/// ports of each `LoadBalancer` (`CNI-HOSTPORT-DNAT`, plugins/meta/portmap of containernetworking/plugins). kube-proxy's rules come first,
+/// and translate nothing where the Service has no endpoint.
+/// For: the rules of all programs send the packet there, and none of kube-proxy's. Against: rules that changed since.
+pub(super) fn of_another_program(case: &Case<'_>) -> Option<String> {
+    let endpoint = case.endpoint?;
+    let is_none_of_its = matches!(case.membership, Some(Membership::NeverSeen { .. }));
+    let node = case.ctx.node;
+    let may_be_taken = is_none_of_its && case.vip.via != Via::ClusterIp && node.rules_time.is_some();
+    if !may_be_taken || case.has_usable() != Some(false) {
+        return None;
+    }
+    let unknown = Routes::default();
+    let scene = Scene::new(&node.rules, node.routes.as_ref().unwrap_or(&unknown));
+    scene.foreign_translation(case.flow.orig, endpoint)
 }
 
 /// Whether this is kube-proxy's current writer: then its rules are stale, which is another class.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Case, Finding, case::port_unreachable, service_config::lacks_family};
+use super::{Case, Finding, case::port_unreachable, foreign_rules, service_config::lacks_family};
 use crate::{
     class::{Class, Confidence},
     cluster::NoEndpointsReason,
@@ -42,13 +42,16 @@ fn is_of_kube_proxy(kind: RefusalKind, case: &Case<'_>) -> bool {
     }
 }
 
-/// Without an observed rejection: the address was not translated and the connection failed.
+/// Without an observed rejection: the address was not translated and the connection failed, or another program translated it.
 pub(super) fn unanswered(case: &Case<'_>) -> Option<Finding> {
+    if case.endpoint.is_some() {
+        return past_kube_proxy(case);
+    }
     let untranslated = case.untranslated()
         || case.is_refused_by_vip()
         || (case.decision.is_none() && case.flow.decisions.is_empty());
     let never_opened = case.failed() && !case.flow.was_answered();
-    if case.endpoint.is_some() || case.has_usable() != Some(false) || !never_opened || !untranslated {
+    if case.has_usable() != Some(false) || !never_opened || !untranslated {
         return None;
     }
     if lacks_family(case) {
@@ -60,6 +63,28 @@ pub(super) fn unanswered(case: &Case<'_>) -> Option<Finding> {
     if case.has_hook(case.refusal_hook()) {
         finding = finding.unobserved("the rule's refusal: the packet may have taken another path");
     }
+    Some(finding)
+}
+
+/// Mechanism: kube-proxy's rules refuse the address as it was before NAT, and the rule of a hostPort translated it first. What holds the
+/// port sends it on to the Service, which refuses there, or does not listen.
+/// For: the rule, an endpoint that is none of the Service's, and no usable endpoint in the API at that moment.
+fn past_kube_proxy(case: &Case<'_>) -> Option<Finding> {
+    let endpoint = case.endpoint.filter(|_| case.failed() && !case.flow.was_answered())?;
+    let rule = foreign_rules::of_another_program(case)?;
+    let holder = case.ctx.cluster.pod_by_ip(endpoint.ip(), case.decided);
+    let holder = fmt::from_fn(|f| match holder {
+        Some(pod) => write!(f, "{endpoint} (Pod {})", pod.key),
+        None => write!(f, "{endpoint}"),
+    });
+    let finding = finding(case, Confidence::Medium)
+        .node(
+            case.ctx.node.read_at(),
+            format_args!("{rule}, which is not kube-proxy's, sent the connection to {holder}"),
+        )
+        .unobserved(format_args!(
+            "what {holder} did with it: as ServiceLB of k3s, it may send it on to the Service"
+        ));
     Some(finding)
 }
 

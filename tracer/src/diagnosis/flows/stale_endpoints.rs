@@ -33,7 +33,7 @@ const OLD_METADATA_SECS: f64 = 30.0;
 /// For: NAT chose it for a new connection, after its removal and the grace.
 /// Against: an answer (the Pod still runs, or another Pod has its address); a terminating endpoint that serves is not
 /// stale while no other is ready (N8), nor is one that answers within its Pod's termination grace; a flow older than the
-/// removal is a drain (N9, C7).
+/// removal is a drain (N9, C7). An endpoint that another program's rule chose was never the Service's (N13).
 pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
     let endpoint = case.endpoint?;
     if case.is_ready() {
@@ -110,6 +110,9 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
     let confounder = if certain { None } else { unlisted_but_not_stale(case) };
     if confounder.is_some() && (!case.failed() || case.was_answered()) {
         // The connection was served, and its endpoint may be a valid one.
+        return None;
+    }
+    if !certain && foreign_rules::of_another_program(case).is_some() {
         return None;
     }
     if since.is_some_and(|since| case.within_grace(since)) {

@@ -128,7 +128,11 @@ impl<'a> Reader<'a> {
         for note in notes.iter().take(position) {
             self.step(note, &mut state);
         }
-        let (Note::Assumes { place } | Note::Lost { place, .. }) = notes.get(position)? else { return None };
+        let (Note::Assumes { place } | Note::Lost { place, .. } | Note::Matches { place, .. }) =
+            notes.get(position)?
+        else {
+            return None;
+        };
         let found = self.find(*place)?;
         state.enter(found.chain.base);
         Some(state.rule(&found, *place, None))
@@ -195,8 +199,13 @@ fn effect(found: &Found<'_>, chosen: Option<&Verdict>, state: &mut State) -> Opt
 
 /// Where the packet was translated to on its way, whatever became of it.
 pub(super) fn translated(rules: &Ruleset, notes: &[Note]) -> Option<SocketAddr> {
+    translation(rules, notes).map(|(_, to)| to)
+}
+
+/// The same, with the position of the note of it.
+pub(super) fn translation(rules: &Ruleset, notes: &[Note]) -> Option<(usize, SocketAddr)> {
     let reader = Reader { rules };
-    notes.iter().rev().find_map(|note| match note {
+    let to = |note: &Note| match note {
         Note::Server { real, .. } => *real,
         Note::Matches { place, verdict, .. } => {
             let found = reader.find(*place)?;
@@ -206,7 +215,8 @@ pub(super) fn translated(rules: &Ruleset, notes: &[Note]) -> Option<SocketAddr> 
             }
         }
         _ => None,
-    })
+    };
+    notes.iter().enumerate().rev().find_map(|(at, note)| Some((at, to(note)?)))
 }
 
 /// The verdict that the rule itself has.

@@ -158,7 +158,7 @@ fn depends_on(reader: &Reader<'_>, notes: &[Note], why: String) -> String {
     }
 }
 
-fn is_kube_proxys(step: &Step) -> bool {
+pub(super) fn is_kube_proxys(step: &Step) -> bool {
     let chain = step.chain.as_deref().unwrap_or_default();
     let table = step.table.as_deref().unwrap_or_default();
     step.kind == StepKind::Ipvs
