@@ -10,7 +10,7 @@ use viptrace::{
     class::{Class, Confidence, Domain},
     cluster::{
         Key,
-        model::{Object, ProbeKind},
+        model::{Conditions, Object, ProbeKind},
     },
     net::Protocol,
     node::{ProxyMode, RuleEffect, capture::Kind},
@@ -32,6 +32,24 @@ fn says(verdict: &Verdict, words: &str) -> bool {
 
 fn names(verdict: &Verdict, class: &str) -> bool {
     verdict.cross_reference.iter().any(|other| other == class)
+}
+
+#[test]
+fn an_endpoint_that_is_published_before_it_is_ready_is_named() {
+    const EARLY: Conditions = Conditions { ready: true, serving: false, terminating: false };
+    let early = |publishes: bool| {
+        let mut world = World::new();
+        world.shop.cart.publish_not_ready_addresses = publishes;
+        world.shop.becomes(EP, EARLY, 10_000);
+        world
+    };
+    for (script, class) in [(to_cart().refused(60_000), Class::C28), (to_cart().silent(60_000), Class::C29)] {
+        let verdict = early(true).verdict(script.clone(), 90_000);
+        assert_eq!(verdict.class, class);
+        assert!(says(&verdict, "publishNotReadyAddresses of shop/cart"), "{verdict:#?}");
+        assert!(!says(&early(false).verdict(script, 90_000), "publishNotReadyAddresses"));
+    }
+    assert!(!says(&early(true).verdict(to_cart().healthy(60_000), 90_000), "publishNotReadyAddresses"));
 }
 
 #[test]

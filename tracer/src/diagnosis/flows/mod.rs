@@ -378,7 +378,7 @@ fn rule<'a>(
     }
     if finding.has_words() {
         finding = service_config::with_affinity(&case, service_config::with_hints(&case, finding));
-        finding = notes::with_skew(&case, notes::with_names(&case, finding));
+        finding = notes::with_early(&case, notes::with_skew(&case, notes::with_names(&case, finding)));
     }
     Some(Ruling::of(case, finding))
 }

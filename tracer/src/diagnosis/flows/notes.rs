@@ -1,4 +1,5 @@
-//! Notes beside a fault's own cause: names that do not resolve (C35), and a kube-proxy that is too old (C9).
+//! Notes beside a fault's own cause: names that do not resolve (C35), a kube-proxy that is too old (C9), and an endpoint that is
+//! published before its Pod is ready.
 
 use super::{Case, Finding};
 use crate::{class::Class, node::Release, text::phrase};
@@ -63,4 +64,24 @@ pub(super) fn with_skew(case: &Case<'_>, finding: Finding) -> Finding {
             ),
         )
         .related(&[Class::C9])
+}
+
+/// Mechanism: with `publishNotReadyAddresses` every endpoint counts as ready, whatever its Pod's condition is (`podToEndpoint` of
+/// staging/src/k8s.io/endpointslice/utils.go), and kube-proxy sends there. The slice's `serving` is the Pod's condition.
+/// For: an endpoint that refuses or is silent, is ready in its slice, and does not serve.
+pub(super) fn with_early(case: &Case<'_>, finding: Finding) -> Finding {
+    let is_early = case.member().is_some_and(|member| member.conditions.ready && !member.conditions.serving);
+    if !matches!(finding.class, Class::C28 | Class::C29)
+        || !is_early
+        || !case.vip.service.publish_not_ready_addresses
+    {
+        return finding;
+    }
+    finding.api(
+        None,
+        format_args!(
+            "its Pod is not ready: publishNotReadyAddresses of {} lists endpoints before they are",
+            case.vip.service.key
+        ),
+    )
 }
