@@ -9,7 +9,7 @@ use crate::{
 use viptrace::{
     class::{Class, Confidence, Domain},
     cluster::{
-        Key,
+        Key, Via,
         model::{Conditions, Object, ProbeKind},
     },
     net::Protocol,
@@ -50,6 +50,23 @@ fn an_endpoint_that_is_published_before_it_is_ready_is_named() {
         assert!(!says(&early(false).verdict(script, 90_000), "publishNotReadyAddresses"));
     }
     assert!(!says(&early(true).verdict(to_cart().healthy(60_000), 90_000), "publishNotReadyAddresses"));
+}
+
+/// A cloud's machine has its external address at the provider only.
+#[test]
+fn a_node_port_at_an_external_address_of_this_node_is_not_another_nodes() {
+    let silent = |address: &str| {
+        let mut world = World::new();
+        world.shop.reached_by(Via::NodePort, address);
+        world.node.own = vec![addr("10.0.0.2:0").ip()];
+        world.verdict(Script::new(CLIENT, address, None).silent(60_000), 90_000)
+    };
+    let unseen = |verdict: &Verdict, words: &str| verdict.unseen.iter().any(|line| line.contains(words));
+    let own = silent("192.168.1.2:30080");
+    assert_eq!(own.class, Class::Unknown);
+    assert!(unseen(&own, "192.168.1.2 is an address of it in the API that no interface has"), "{own:#?}");
+    assert!(!unseen(&own, "kube-proxy on node"), "{own:#?}");
+    assert!(unseen(&silent("192.168.1.3:30080"), "kube-proxy on node worker-2"));
 }
 
 #[test]

@@ -472,11 +472,21 @@ fn unexplained(case: &Case<'_>) -> Finding {
              namespace, or its event was not seen",
         );
     }
-    if let Some(node) = case.other_nodes_port() {
-        finding = finding.unobserved(format_args!(
-            "the decision of kube-proxy on node {node}: the client used its node port, which this node \
-             does not translate"
-        ));
+    match case.other_nodes_port() {
+        Some(node) if Some(&*node) == case.ctx.node_name => {
+            finding = finding.unobserved(format_args!(
+                "the way of the packets outside this node: {} is an address of it in the API that no interface has, as the \
+                 external address of a cloud's machine",
+                case.vip.addr.ip()
+            ));
+        }
+        Some(node) => {
+            finding = finding.unobserved(format_args!(
+                "the decision of kube-proxy on node {node}: the client used its node port, which this node \
+                 does not translate"
+            ));
+        }
+        None => {}
     }
     if case.endpoint.is_none() && case.rule_drop().is_some() {
         finding = finding.unobserved(
