@@ -28,6 +28,12 @@ impl Release {
         }
     }
 
+    /// Whether kube-proxy follows topology hints for nodes without a gate that was set: by `PreferSameTrafficDistribution`, on since
+    /// 1.34 (`pkg/features/kube_features.go`). An unknown release counts as a current one.
+    pub(crate) fn follows_node_hints(release: Option<Self>) -> bool {
+        release.is_none_or(|release| release >= Self(1, 34))
+    }
+
     /// The number of minor versions by which a kube-proxy or kubelet of this release may be older than the API server; it
     /// may never be newer (kubernetes.io/releases/version-skew-policy).
     pub(crate) fn allowed_behind(self) -> i64 {

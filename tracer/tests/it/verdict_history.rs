@@ -53,6 +53,26 @@ fn hints_that_narrow_the_endpoints_are_reported_with_the_fault() {
     assert!(!told(&world.verdict(served, 200_000)));
 }
 
+/// The control plane is newer than this node's kube-proxy, which follows the hints for zones beside those for nodes.
+#[test]
+fn hints_for_nodes_are_not_an_older_kube_proxys() {
+    let mut world = World::of(Shop::with_endpoints(&[EP, "10.244.1.8:8080", "10.244.1.9:8080"]));
+    let history = world.shop.history();
+    let mut slice = history.slices_at(&world.shop.cart.key, at(50_000)).next().unwrap().as_ref().clone();
+    for (endpoint, node) in slice.endpoints.iter_mut().zip(["worker-1", "worker-2", "worker-2"]) {
+        endpoint.for_zones = ["zone-of-worker-1".into()].into();
+        endpoint.for_nodes = [node.into()].into();
+    }
+    world.shop.put(53_000, Object::EndpointSlice(slice.into()));
+    for (version, follows) in [("v1.32.4", false), ("v1.33.1", false), ("v1.34.0", true), ("", true)] {
+        world.node.version = version;
+        let verdict = world.verdict(Script::new(CLIENT, VIP, Some(EP)).refused(60_000), 200_000);
+        let told =
+            verdict.evidence.iter().any(|said| said.content.contains("topology hints leave 1 of the 3"));
+        assert_eq!(told, follows, "{version}: {verdict:#?}");
+    }
+}
+
 #[test]
 fn a_former_address_of_a_service_is_reported() {
     for (class, words, change) in [

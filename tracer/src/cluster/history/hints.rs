@@ -38,8 +38,8 @@ pub struct Hinted {
 
 impl History {
     /// The endpoints that topology hints leave to connections to the VIP that arrive on `node`; `None` if the hints
-    /// exclude no ready endpoint.
-    pub fn hinted(&self, vip: &Vip<'_>, node: &str, at: Timestamp) -> Option<Hinted> {
+    /// exclude no ready endpoint. `follows_nodes`: kube-proxy follows the hints for nodes, too.
+    pub fn hinted(&self, vip: &Vip<'_>, node: &str, follows_nodes: bool, at: Timestamp) -> Option<Hinted> {
         let family = vip.family();
         let Vip { service, port, .. } = self.vip_at(vip, at)?;
         let mut ready: Vec<(SocketAddr, Hints<'_>)> = Vec::new();
@@ -47,7 +47,8 @@ impl History {
             let Some(number) = slice.port_for(port) else { continue };
             for endpoint in slice.endpoints.iter().filter(|endpoint| endpoint.conditions.ready) {
                 let Some(ip) = endpoint.addresses.first() else { continue };
-                let hints = Hints { zones: &endpoint.for_zones, nodes: &endpoint.for_nodes };
+                let nodes = if follows_nodes { &*endpoint.for_nodes } else { &[] };
+                let hints = Hints { zones: &endpoint.for_zones, nodes };
                 ready.push((SocketAddr::new(*ip, number), hints));
             }
         }

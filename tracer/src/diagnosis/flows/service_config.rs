@@ -125,7 +125,8 @@ pub(super) fn with_hints(case: &Case<'_>, finding: Finding) -> Finding {
     let hinted = || {
         let endpoint = case.endpoint.filter(|_| case.failed() && !case.vip.is_local())?;
         let node = case.ctx.node_name?;
-        let hinted = case.ctx.cluster.hinted(&case.vip, node, case.decided)?;
+        let follows_nodes = Release::follows_node_hints(case.ctx.node.release());
+        let hinted = case.ctx.cluster.hinted(&case.vip, node, follows_nodes, case.decided)?;
         hinted.endpoints.contains(&endpoint).then_some(hinted)
     };
     let Some(hinted) = hinted() else { return finding };

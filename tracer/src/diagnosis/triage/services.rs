@@ -43,7 +43,7 @@ pub(super) fn judge(facts: &Facts, scope: &Scope, findings: &mut Vec<Finding>) {
                 if let Some(node) = facts.known_node() {
                     local_policies(history, service, node, &facts.node, findings);
                     if asked {
-                        hints(history, service, node, findings);
+                        hints(history, service, node, facts.node.release(), findings);
                     }
                 }
                 no_address(service, findings);
@@ -368,13 +368,20 @@ fn exempt_clients(snapshot: &Snapshot, family: AddressType) -> &'static str {
 
 /// C25: topology hints leave only some of the ready endpoints to this node. By design, and worth knowing for the Service
 /// that a person asks about.
-fn hints(history: &History, service: &Service, node: &str, findings: &mut Vec<Finding>) {
+fn hints(
+    history: &History,
+    service: &Service,
+    node: &str,
+    release: Option<Release>,
+    findings: &mut Vec<Finding>,
+) {
     let key = &service.key;
+    let follows_nodes = Release::follows_node_hints(release);
     for (ip, port) in
         service.cluster_ips.iter().flat_map(|ip| service.ports.iter().map(move |port| (ip, port)))
     {
         let vip = Vip { addr: SocketAddr::new(*ip, port.port), via: Via::ClusterIp, service, port };
-        let Some(hinted) = history.hinted(&vip, node, AT) else { continue };
+        let Some(hinted) = history.hinted(&vip, node, follows_nodes, AT) else { continue };
         let used: Vec<String> = hinted.endpoints.iter().take(5).map(ToString::to_string).collect();
         let asked_by = hinted.asked_by.map(|wish| format!(" ({wish})")).unwrap_or_default();
         findings.push(
