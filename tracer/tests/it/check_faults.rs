@@ -231,6 +231,23 @@ fn a_crashing_pod_and_an_incomplete_daemon_set_are_found() {
 }
 
 #[test]
+fn an_evicted_pod_beside_the_one_that_took_its_place_is_no_fault() {
+    let node = node();
+    node.edit("cluster/pods.json", |text| {
+        let mut pods: Value = serde_json::from_str(&text).unwrap();
+        let items = pods["items"].as_array_mut().unwrap();
+        let mut evicted =
+            items.iter().find(|pod| pod["metadata"]["name"] == "kube-proxy-w1").unwrap().clone();
+        evicted["metadata"]["name"] = json!("kube-proxy-old");
+        evicted["metadata"]["uid"] = json!("old");
+        evicted["status"] = json!({"phase": "Failed", "reason": "Evicted"});
+        items.push(evicted);
+        pods.to_string()
+    });
+    assert_eq!(besides(&node.check()), [""; 0]);
+}
+
+#[test]
 fn a_version_skew_is_found_and_unknown_versions_are_not() {
     let node = node();
     node.write("cluster/version.json", "{\"gitVersion\": \"v1.35.0\"}");

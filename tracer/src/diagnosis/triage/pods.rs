@@ -106,9 +106,15 @@ pub(super) fn during_rollout(facts: &Facts, finding: Finding) -> Finding {
 }
 
 fn proxy_pods(facts: &Facts, history: &History, findings: &mut Vec<Finding>) {
-    let pods: Vec<_> = history.pods().filter(|pod| is_proxy(pod)).collect();
+    let all: Vec<_> = history.pods().filter(|pod| is_proxy(pod)).collect();
     let here = |pod: &Pod| facts.node_name.is_some() && pod.node.as_deref() == facts.node_name.as_deref();
     let runs = |pod: &Pod| pod.phase == Phase::Running && pod.ready && pod.trouble.is_none();
+    // An evicted Pod stays in the API beside the one that took its place.
+    let is_replaced = |pod: &Pod| {
+        let has_ended = matches!(pod.phase, Phase::Succeeded | Phase::Failed);
+        has_ended && all.iter().any(|other| runs(other) && other.node == pod.node)
+    };
+    let pods: Vec<_> = all.iter().copied().filter(|pod| !is_replaced(pod)).collect();
     if let Some(node) = facts.known_node()
         && !pods.is_empty()
         && !pods.iter().any(|pod| here(pod))
