@@ -55,6 +55,8 @@ pub(crate) struct Node {
     pub(crate) no_ipvs: bool,
     /// Further settings, as `sysctl -a` prints them.
     pub(crate) sysctls: &'static str,
+    /// Its interfaces, as `ip -d -j addr` prints them, and routes, as `ip route` does.
+    pub(crate) ways: Option<(String, &'static str)>,
 }
 
 /// Where VIPs of IPv6 lead.
@@ -79,6 +81,7 @@ impl Node {
             conntrack: (1000, 131_072),
             no_ipvs: false,
             sysctls: "",
+            ways: None,
         }
     }
 
@@ -109,6 +112,10 @@ impl Node {
         }
         if let Some(name) = self.interface {
             put(Kind::Interfaces, format!("[{{\"ifname\": \"{name}\"}}]"));
+        }
+        if let Some((interfaces, routes)) = &self.ways {
+            put(Kind::Interfaces, interfaces.clone());
+            put(Kind::Routes, (*routes).to_owned());
         }
         let (count, max) = self.conntrack;
         put(

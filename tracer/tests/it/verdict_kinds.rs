@@ -167,8 +167,31 @@ fn a_pod_that_reaches_itself_and_does_not() {
     assert!(verdict.root_cause.contains("not masqueraded"), "{}", verdict.root_cause);
     let mut script = Script::new(client, VIP, Some(EP));
     script.masquerade = Some(addr("10.244.1.1:50000"));
-    let verdict = World::new().verdict(script.silent(60_000), 70_000);
-    assert!(verdict.root_cause.contains("hairpin mode"), "{}", verdict.root_cause);
+    let script = script.silent(60_000);
+    let verdict = World::new().verdict(script.clone(), 70_000);
+    assert!(verdict.root_cause.contains("a bridge in front of the Pod"), "{}", verdict.root_cause);
+
+    // What the node has between it and the Pod.
+    let mut world = World::new();
+    let port = |name: &str, hairpin: bool| {
+        format!(
+            r#"{{"ifname":"{name}","master":"cni0","linkinfo":{{"info_kind":"veth",
+               "info_slave_kind":"bridge","info_slave_data":{{"hairpin":{hairpin}}}}}}}"#
+        )
+    };
+    let mut with = |kind: &str, ports: &[String]| {
+        let way = format!(r#"{{"ifname":"cni0","linkinfo":{{"info_kind":"{kind}"}}}}"#);
+        let interfaces = [&[way], ports].concat().join(",");
+        world.node.ways = Some((format!("[{interfaces}]"), "10.244.1.0/24 dev cni0 scope link"));
+        world.verdict(script.clone(), 70_000)
+    };
+    let verdict = with("bridge", &[port("veth1", false), port("veth2", true)]);
+    assert_eq!(verdict.class, Class::C31, "{verdict:#?}");
+    assert!(verdict.root_cause.ends_with("hairpin mode is off"), "{}", verdict.root_cause);
+    assert!(says(&verdict, "1 of 2 ports of bridge cni0 have no hairpin mode"), "{verdict:#?}");
+    // The Pod's program hangs. A routed CNI has no bridge.
+    assert_eq!(with("bridge", &[port("veth1", true)]).class, Class::C29);
+    assert_eq!(with("veth", &[]).class, Class::C29);
 }
 
 #[test]

@@ -32,8 +32,11 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
     }
     // A program on the host's network that gets an endpoint there does not use a bridge.
     let on_host = case.ctx.node.is_own_address(endpoint.ip()) == Some(true);
-    if endpoint.ip() == case.flow.orig.src.ip() && !on_host {
-        return Some(hairpin::itself(case));
+    if endpoint.ip() == case.flow.orig.src.ip()
+        && !on_host
+        && let Some(finding) = hairpin::itself(case, endpoint.ip())
+    {
+        return Some(finding);
     }
     if is_client_silent(case) {
         return Some(client_silent(case));
