@@ -3,7 +3,7 @@
 //! A function only of the evidence, so that it cannot depend on the order in which the evidence arrived. It states what
 //! happened, never why.
 
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
 use super::{End, Flow, IcmpMeaning, Occurrences, ResetEvent, SocketEnd, Stuck, fold::is_embryo};
 use crate::{
@@ -162,6 +162,17 @@ impl Flow {
     /// When it failed, if it did: an answered flow when it broke, any other with its beginning.
     pub(crate) fn failed_at(&self) -> Timestamp {
         self.broke().unwrap_or(self.first_seen)
+    }
+
+    /// When a datagram to this endpoint, of a confirmed entry, was last dropped or refused.
+    pub(crate) fn datagram_failed(&self, endpoint: SocketAddr) -> Option<Timestamp> {
+        let trouble = self.trouble.as_deref().filter(|_| self.orig.protocol == Protocol::UDP)?;
+        let drops = trouble.drops.iter().filter(|drop| {
+            drop.endpoint == Some(endpoint) && drop.stage != super::Stage::Reply && !drop.unconfirmed
+        });
+        let errors = trouble.icmp_errors.iter();
+        let errors = errors.filter(|error| error.endpoint == Some(endpoint) && error.about_request);
+        drops.map(|drop| drop.occurrences.last).chain(errors.map(|error| error.occurrences.last)).max()
     }
 
     /// When it broke, if it was answered before: with the first RST, or with the first repetition of what had no answer.

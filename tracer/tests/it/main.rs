@@ -70,6 +70,7 @@ mod verdict_changes;
 mod verdict_classes;
 mod verdict_confidence;
 mod verdict_confounders;
+mod verdict_datagrams;
 mod verdict_half_closed;
 mod verdict_history;
 mod verdict_ipvs;

@@ -391,14 +391,14 @@ pub(super) fn stale_attempt<'a>(case: &Case<'a>) -> Option<(Case<'a>, Finding)> 
 /// Mechanism: a UDP sender without answers refreshes its conntrack entry with each datagram, and the entry still leads
 /// to an endpoint that has since left. Rules are evaluated only for new entries, so no rule helps, not even the REJECT
 /// of a Service without endpoints; kube-proxy should have deleted the entry.
-/// For: the entry, listed after the endpoint had left, and a datagram since.
+/// For: a datagram by the entry after the endpoint had left: the entry's listing shows when the last one was sent, and so does
+/// one that was refused, or had no next hop.
 /// Against: an entry created after the removal comes from the rules (C6); an endpoint that answered and whose Pod still
-/// runs may go on to answer (N9).
+/// runs may go on to answer (N9), unless it refused; in ipvs mode a datagram fails by the entry of IPVS (C13).
 pub(super) fn stale_entry(case: &Case<'_>) -> Option<Finding> {
     let endpoint = case.endpoint?;
-    let reread = case.flow.reread.filter(|_| case.flow.orig.protocol == Protocol::UDP)?;
-    let last_packet = case.flow.last_packet?;
-    let (removed, certain) = match case.ctx.cluster.membership(&case.vip, endpoint, reread.time) {
+    let LastDatagram { seen, sent, failed } = last_datagram(case, endpoint)?;
+    let (removed, certain) = match case.ctx.cluster.membership(&case.vip, endpoint, seen) {
         Membership::NeverSeen { since } => (since, false),
         membership => (membership.unusable_since()?, true),
     };
@@ -407,14 +407,14 @@ pub(super) fn stale_entry(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     let older = case.flow.partial || case.decided <= removed;
-    if removed == Timestamp::MIN || !older || last_packet <= removed.saturating_add(case.ctx.grace) {
+    if removed == Timestamp::MIN || !older || sent <= removed.saturating_add(case.ctx.grace) {
         return None;
     }
     // No hook observes further answers of an entry that has seen one.
-    let answered = case.flow.was_answered();
-    let former = case.ctx.cluster.last_pod_by_ip(endpoint.ip(), reread.time);
+    let answered = case.flow.was_answered() && !failed;
+    let former = case.ctx.cluster.last_pod_by_ip(endpoint.ip(), seen);
     let former = former.filter(|(_, until)| until.saturating_add(case.ctx.grace) >= removed);
-    if answered && former.is_none() && case.ctx.cluster.pod_by_ip(endpoint.ip(), reread.time).is_some() {
+    if answered && former.is_none() && case.ctx.cluster.pod_by_ip(endpoint.ip(), seen).is_some() {
         return None;
     }
     let orig = &case.flow.orig;
@@ -425,20 +425,29 @@ pub(super) fn stale_entry(case: &Case<'_>) -> Option<Finding> {
         phrase!(
             "no EndpointSlice of {} has listed {endpoint} for at least {}",
             case.name(),
-            length(reread.time.since(removed))
+            length(seen.since(removed))
         )
     };
-    let mut finding = case.finding(
-        Class::C8,
-        format_args!(
-            "{} still sends to {name} by an old conntrack entry: a datagram went there {} after it had left",
-            orig.src,
-            length(last_packet.since(removed))
-        ),
-    )
-    .confidence(if certain { Confidence::High } else { Confidence::Medium })
-    .api(Some(removed), gone)
-    .kernel(Some(last_packet), "the last datagram so far renewed the entry, to the second");
+    let (what, when) = if failed { ("failed", seen) } else { ("went", sent) };
+    let mut finding = case
+        .finding(
+            Class::C8,
+            format_args!(
+                "{} still sends to {name} by an old conntrack entry: a datagram {what} there {} after it had left",
+                orig.src,
+                length(when.since(removed))
+            ),
+        )
+        .confidence(if certain { Confidence::High } else { Confidence::Medium })
+        .api(Some(removed), gone);
+    if !failed {
+        finding = finding.kernel(Some(sent), "the last datagram so far renewed the entry, to the second");
+    } else if case.flow.partial {
+        finding = finding
+            .confidence(Confidence::Medium)
+            .unobserved("when the entry was created: after the removal, the rules are stale (C6)")
+            .related(&[Class::C6]);
+    }
     if !certain {
         finding = finding.unobserved("when the endpoint was removed");
     }
@@ -451,6 +460,25 @@ pub(super) fn stale_entry(case: &Case<'_>) -> Option<Finding> {
         };
     }
     Some(finding)
+}
+
+/// The last datagram that is known of an entry.
+struct LastDatagram {
+    /// When the entry, or the failure, was observed.
+    seen: Timestamp,
+    /// When it was sent, at the earliest.
+    sent: Timestamp,
+    failed: bool,
+}
+
+fn last_datagram(case: &Case<'_>, endpoint: SocketAddr) -> Option<LastDatagram> {
+    let flow = case.flow;
+    let has_failed = matches!(case.outcome, Outcome::Refused | Outcome::Unreachable) && !case.is_ipvs();
+    if let Some(seen) = flow.datagram_failed(endpoint).filter(|_| has_failed) {
+        return Some(LastDatagram { seen, sent: seen.saturating_sub(NEIGHBOUR_WAIT), failed: true });
+    }
+    let listed = flow.reread.filter(|_| flow.orig.protocol == Protocol::UDP)?;
+    Some(LastDatagram { seen: listed.time, sent: flow.last_packet?, failed: false })
 }
 
 /// Why an endpoint that no slice is known to have listed may be valid.

@@ -1,0 +1,117 @@
+//! Datagrams whose entry outlives what they went to: later ones fail, and no hook observes the answers after the first.
+
+use crate::{
+    flow_support::{CLIENT, EP, NODE, SERVER_NS, Script, VIP, World, at, in_steps},
+    ipvs_support::seen,
+};
+use viptrace::{
+    class::{Class, Confidence},
+    flow::{Flow, FlowTable, Limits, Reread},
+    net::{Netns, Tuple},
+    sighting::{Conntrack, Fact, Hook, PacketFact, Status},
+    verdict::Verdict,
+};
+
+const OTHER: &str = "10.244.1.8:8080";
+
+fn to_cart() -> Script {
+    Script::new(CLIENT, VIP, Some(EP)).udp()
+}
+
+/// A sender that never gets an answer.
+fn one_way() -> Script {
+    to_cart().confirm(10_000).reread(15_100, 0).reread(18_100, 0)
+}
+
+/// A packet of the script's flow at one place.
+fn with_packet(mut script: Script, ms: u64, hook: Hook, netns: Netns, packet: PacketFact) -> Script {
+    script.out.push(seen(ms, hook, netns, Fact::Packet(packet)));
+    script
+}
+
+fn packet(tuple: Tuple, ct: Option<Conntrack>, reason: &str) -> PacketFact {
+    PacketFact {
+        skb: 0xffff_8881_0000_0000,
+        tuple: Some(tuple),
+        tcp_flags: 0,
+        original_direction: ct.map(|_| true),
+        ct,
+        reason: Some(reason.into()),
+        site: None,
+        icmp_code: None,
+        nf_hook: None,
+        table_full: false,
+    }
+}
+
+/// The node drops a datagram to the endpoint. Its entry was confirmed before, and is new to conntrack as long as it has no
+/// answer.
+fn dropped(script: Script, ms: u64, reason: &str) -> Script {
+    let packet = packet(script.behind(), Some(script.entry(Status::CONFIRMED)), reason);
+    with_packet(script, ms, Hook::KfreeSkb, NODE, packet)
+}
+
+/// The stack at the endpoint's address has no socket for a datagram. The packet lost its entry on the way to the Pod.
+fn no_socket(script: Script, ms: u64) -> Script {
+    let packet = packet(script.behind(), None, "NO_SOCKET");
+    with_packet(script, ms, Hook::KfreeSkb, SERVER_NS, packet)
+}
+
+/// The verdicts of a trace that runs along, in the order in which flows are handed out.
+fn verdicts(world: &World, script: Script) -> Vec<Verdict> {
+    let mut table = FlowTable::new(Limits { reread: Reread::Datagrams, ..Limits::default() });
+    let mut flows = in_steps(&mut table, script, 200_000);
+    table.finish(at(200_000));
+    flows.extend(table.drain_settled());
+    flows.iter().filter_map(|flow: &Flow| world.judge(flow)).collect()
+}
+
+fn last(world: &World, script: Script) -> Verdict {
+    verdicts(world, script).pop().unwrap()
+}
+
+/// The endpoint leaves at 20 s, and its Pod ends.
+fn replaced() -> World {
+    let mut world = World::new();
+    world.shop.ready(OTHER, 0);
+    world.shop.leaves(EP, 20_000);
+    world.shop.pod_ends(EP, 21_000);
+    world
+}
+
+/// A statsd client keeps its port while the server's Pod is replaced, and kube-proxy leaves the entry.
+#[test]
+fn c8_of_a_datagram_that_fails() {
+    let verdict = last(&replaced(), dropped(one_way(), 60_000, "NEIGH_FAILED"));
+    assert_eq!((verdict.class, verdict.confidence), (Class::C8, Confidence::High), "{verdict:#?}");
+    assert!(
+        verdict.root_cause.contains("a datagram failed there 40.0 s after it had left"),
+        "{}",
+        verdict.root_cause
+    );
+    // An agent's kernel keeps the decision until a datagram fails.
+    let handed_over = to_cart().confirm_handed_over(10_000, 60_000);
+    let verdict = last(&replaced(), dropped(handed_over, 60_000, "NEIGH_FAILED"));
+    assert_eq!((verdict.class, verdict.confidence), (Class::C8, Confidence::High), "{verdict:#?}");
+    // Another Pod has the address, and refuses.
+    let mut reused = replaced();
+    reused.shop.newcomer(EP, 50_000);
+    assert_eq!(last(&reused, no_socket(one_way(), 60_000)).class, Class::C8);
+
+    // A packet that fails for want of a next hop was sent up to three seconds before: within the grace kube-proxy is late.
+    assert_eq!(last(&replaced(), dropped(one_way(), 27_000, "NEIGH_FAILED")).class, Class::C5);
+    // The rules chose the endpoint after it had left.
+    let later = to_cart().confirm(40_000).reread(45_100, 0).reread(48_100, 0);
+    assert_eq!(last(&replaced(), dropped(later, 60_000, "NEIGH_FAILED")).class, Class::C6);
+    // It is listed still.
+    assert_eq!(last(&World::new(), dropped(one_way(), 60_000, "NEIGH_FAILED")).class, Class::C29);
+}
+
+/// Without its beginning the entry may be younger than the removal.
+#[test]
+fn c8_of_a_datagram_that_fails_in_a_trace_that_began_later() {
+    let verdict = last(&replaced(), to_cart().icmp_error(60_000, "192.168.1.3:0", 1));
+    assert_eq!((verdict.class, verdict.confidence), (Class::C8, Confidence::Medium), "{verdict:#?}");
+    assert!(verdict.unseen.iter().any(|it| it.contains("when the entry was created")), "{verdict:#?}");
+    assert!(verdict.cross_reference.contains(&"C6".into()), "{verdict:#?}");
+}
