@@ -98,7 +98,26 @@ const SILENT_BACKOFF: u32 = 2;
 
 impl Flow {
     pub fn outcome(&self) -> Outcome {
-        if self.was_answered() { self.answered_outcome() } else { self.opening_outcome() }
+        if !self.was_answered() {
+            return self.opening_outcome();
+        }
+        self.failed_later().unwrap_or_else(|| self.answered_outcome())
+    }
+
+    /// Of a datagram flow that was answered: how a later datagram failed. No hook observes the answers after the first, but
+    /// this one had none.
+    fn failed_later(&self) -> Option<Outcome> {
+        self.trouble.as_ref()?;
+        self.answer_read()?;
+        let later = self.opening_outcome();
+        matches!(later, Outcome::Refused | Outcome::Rejected | Outcome::Unreachable).then_some(later)
+    }
+
+    /// When the entry of a UDP flow was read and had seen an answer. A listing shows only that there once was one.
+    fn answer_read(&self) -> Option<Timestamp> {
+        let reading = self.reread.filter(|reading| reading.status.has(Status::SEEN_REPLY))?;
+        let is_listed = self.last_packet.is_some();
+        (self.orig.protocol == Protocol::UDP && !is_listed).then_some(reading.time)
     }
 
     /// The outcome with which it was handed out.
@@ -280,8 +299,10 @@ impl Flow {
 
     fn opening_outcome(&self) -> Outcome {
         if let Some(trouble) = &self.trouble {
-            // A later confirmed entry means that the first packet was stopped and a retransmit passed.
-            let passed = self.decisions.iter().filter_map(|decision| decision.confirmed).max();
+            // A later confirmed entry means that the first packet was stopped and a retransmit passed; a later answer, that a
+            // datagram passed.
+            let confirmed = self.decisions.iter().filter_map(|decision| decision.confirmed).max();
+            let passed = confirmed.max(self.answer_read());
             let stands = |last| passed.is_none_or(|passed| last >= passed);
             let on_the_way = || {
                 trouble.drops.iter().filter(|drop| {

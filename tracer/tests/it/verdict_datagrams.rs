@@ -13,6 +13,7 @@ use viptrace::{
 };
 
 const OTHER: &str = "10.244.1.8:8080";
+const REPLIED: u32 = Status::SEEN_REPLY | Status::ASSURED;
 
 fn to_cart() -> Script {
     Script::new(CLIENT, VIP, Some(EP)).udp()
@@ -70,6 +71,10 @@ fn last(world: &World, script: Script) -> Verdict {
     verdicts(world, script).pop().unwrap()
 }
 
+fn classes(world: &World, script: Script) -> Vec<Class> {
+    verdicts(world, script).iter().map(|verdict| verdict.class).collect()
+}
+
 /// The endpoint leaves at 20 s, and its Pod ends.
 fn replaced() -> World {
     let mut world = World::new();
@@ -114,4 +119,26 @@ fn c8_of_a_datagram_that_fails_in_a_trace_that_began_later() {
     assert_eq!((verdict.class, verdict.confidence), (Class::C8, Confidence::Medium), "{verdict:#?}");
     assert!(verdict.unseen.iter().any(|it| it.contains("when the entry was created")), "{verdict:#?}");
     assert!(verdict.cross_reference.contains(&"C6".into()), "{verdict:#?}");
+}
+
+/// A resolver that keeps one socket to its upstream, whose container restarts.
+#[test]
+fn a_datagram_that_fails_after_an_answer() {
+    let world = World::new();
+    let answered = || to_cart().confirm(10_000).reread(15_100, REPLIED);
+    assert_eq!(classes(&world, no_socket(answered(), 40_000)), [Class::Ok, Class::C28]);
+    let refused = answered().icmp_error(40_000, "10.244.1.7:0", 3);
+    assert_eq!(classes(&world, refused), [Class::Ok, Class::C28]);
+    assert_eq!(classes(&world, dropped(answered(), 40_000, "NEIGH_FAILED")), [Class::Ok, Class::C29]);
+    // Its Pod was replaced in the meantime, and another one has the address.
+    let mut inherited = replaced();
+    inherited.shop.newcomer(EP, 50_000);
+    assert_eq!(classes(&inherited, no_socket(answered(), 60_000)), [Class::Ok, Class::C8]);
+
+    // The answer came after the refusal.
+    let started = no_socket(to_cart().confirm(10_000), 10_001).delete(12_000, REPLIED);
+    assert_eq!(classes(&world, started).pop(), Some(Class::Ok));
+    // A larger datagram than the path carries shows nothing about the next one, with which the client heeds the error.
+    let probe = dropped(answered(), 40_000, "PKT_TOO_BIG").icmp_error(40_000, "10.244.1.1:0", 4);
+    assert_eq!(classes(&world, probe), [Class::Ok]);
 }
