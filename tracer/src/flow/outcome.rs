@@ -79,6 +79,19 @@ const NO_WAY: [&str; 6] =
 /// Reasons that release copies and leftovers: a bridge's flooded frame at another Pod, a closed socket's queue.
 const NOISE: [&str; 4] = ["OTHERHOST", "QUEUE_PURGE", "SKB_CONSUMED", "CONSUMED"];
 
+/// Reasons that lie in one packet or in one moment: its size, a queue, memory.
+const PASSING: [&str; 9] = [
+    "PKT_TOO_BIG",
+    "SOCKET_RCVBUFF",
+    "SOCKET_BACKLOG",
+    "PROTO_MEM",
+    "CPU_BACKLOG",
+    "QDISC_DROP",
+    "QDISC_BURST_DROP",
+    "FULL_RING",
+    "NOMEM",
+];
+
 /// A client that waits at most this long did not wait for the dataplane: an answer within a cluster takes milliseconds,
 /// and happy eyeballs abort the loser within 250 ms (RFC 8305).
 const PATIENCE: Duration = Duration::from_millis(300);
@@ -181,6 +194,14 @@ impl Flow {
     /// When it failed, if it did: an answered flow when it broke, any other with its beginning.
     pub(crate) fn failed_at(&self) -> Timestamp {
         self.broke().unwrap_or(self.first_seen)
+    }
+
+    /// Whether all its packets that were dropped on the way leave it open whether others passed.
+    pub(super) fn may_pass_otherwise(&self) -> bool {
+        let mut drops = self.trouble.as_deref().into_iter().flat_map(|trouble| &trouble.drops);
+        drops.all(|drop| {
+            drop.stage == super::Stage::Reply || NOISE.iter().chain(&PASSING).any(|reason| drop.is(reason))
+        })
     }
 
     /// When a datagram to this endpoint, of a confirmed entry, was last dropped or refused.

@@ -75,11 +75,14 @@ impl FlowTable {
         let outcome = flow.outcome();
         let is_wanted = match self.limits.reread {
             Reread::Nothing => false,
+            // A datagram that was dropped may be one of many that were answered: a probe for the path's MTU.
+            Reread::Datagrams | Reread::All if !flow.is_tcp() => {
+                outcome == Outcome::Pending || outcome == Outcome::Dropped && flow.may_pass_otherwise()
+            }
             // Nothing else shows that a repeated SYN was answered after all, also one whose predecessor was dropped.
-            Reread::Datagrams if flow.is_tcp() => {
+            Reread::Datagrams => {
                 matches!(outcome, Outcome::Stalled | Outcome::Dropped) && flow.client.closed.is_none()
             }
-            Reread::Datagrams => outcome == Outcome::Pending,
             Reread::All => outcome == Outcome::Pending && !flow.client.is_seen() && !flow.server.is_seen(),
         };
         let is_read = flow.reread.is_some_and(|last| !may_answer_yet(flow, last, &self.limits));

@@ -1,7 +1,7 @@
 //! Datagrams whose entry outlives what they went to: later ones fail, and no hook observes the answers after the first.
 
 use crate::{
-    flow_support::{CLIENT, EP, NODE, SERVER_NS, Script, VIP, World, at, in_steps},
+    flow_support::{CLIENT, CT, EP, NODE, SERVER_NS, Script, VIP, World, at, in_steps},
     ipvs_support::seen,
 };
 use viptrace::{
@@ -141,4 +141,23 @@ fn a_datagram_that_fails_after_an_answer() {
     // A larger datagram than the path carries shows nothing about the next one, with which the client heeds the error.
     let probe = dropped(answered(), 40_000, "PKT_TOO_BIG").icmp_error(40_000, "10.244.1.1:0", 4);
     assert_eq!(classes(&world, probe), [Class::Ok]);
+}
+
+/// HTTP/3: once it is connected, a client sends larger and larger datagrams to find the path's MTU (RFC 8899).
+#[test]
+fn a_dropped_datagram_among_answered_ones() {
+    for (status, class) in [(REPLIED, Class::Ok), (0, Class::C33)] {
+        let mut table = FlowTable::new(Limits { reread: Reread::Datagrams, ..Limits::default() });
+        let probed = dropped(to_cart().confirm(10_000), 10_050, "PKT_TOO_BIG");
+        let mut flows = in_steps(&mut table, probed, 14_500);
+        assert_eq!((table.take_rereads(), flows.len()), (vec![CT], 0));
+        flows.extend(in_steps(&mut table, to_cart().reread(14_600, status), 18_500));
+        flows.extend(in_steps(&mut table, to_cart().reread(18_600, status), 30_000));
+        let classes: Vec<_> = flows.iter().map(|flow| World::new().judge(flow).unwrap().class).collect();
+        assert_eq!(classes, [class]);
+    }
+    // A rule that drops one drops the next.
+    let mut table = FlowTable::new(Limits { reread: Reread::Datagrams, ..Limits::default() });
+    let flows = in_steps(&mut table, dropped(to_cart().confirm(10_000), 10_050, "NETFILTER_DROP"), 14_500);
+    assert_eq!(World::new().judge(&flows[0]).unwrap().class, Class::C30);
 }
