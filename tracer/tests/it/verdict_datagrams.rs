@@ -2,12 +2,13 @@
 
 use crate::{
     flow_support::{CLIENT, CT, EP, NODE, SERVER_NS, Script, VIP, World, at, in_steps},
-    ipvs_support::seen,
+    ipvs_support::{by_ipvs, seen},
 };
 use viptrace::{
-    class::{Class, Confidence},
+    class::{Class, Confidence, Severity},
     flow::{Flow, FlowTable, Limits, Reread},
     net::{Netns, Tuple},
+    node::ProxyMode,
     sighting::{Conntrack, Fact, Hook, PacketFact, Status},
     verdict::Verdict,
 };
@@ -56,6 +57,12 @@ fn dropped(script: Script, ms: u64, reason: &str) -> Script {
 fn no_socket(script: Script, ms: u64) -> Script {
     let packet = packet(script.behind(), None, "NO_SOCKET");
     with_packet(script, ms, Hook::KfreeSkb, SERVER_NS, packet)
+}
+
+/// IPVS drops a datagram in `ip_vs_in_hook`, whose real server is gone.
+fn dropped_by_ipvs(script: Script, ms: u64, hook: Hook) -> Script {
+    let packet = packet(script.orig(), Some(script.entry(Status::CONFIRMED)), "NETFILTER_DROP");
+    with_packet(script, ms, hook, NODE, packet)
 }
 
 /// The verdicts of a trace that runs along, in the order in which flows are handed out.
@@ -160,4 +167,27 @@ fn a_dropped_datagram_among_answered_ones() {
     let mut table = FlowTable::new(Limits { reread: Reread::Datagrams, ..Limits::default() });
     let flows = in_steps(&mut table, dropped(to_cart().confirm(10_000), 10_050, "NETFILTER_DROP"), 14_500);
     assert_eq!(World::new().judge(&flows[0]).unwrap().class, Class::C30);
+}
+
+/// kube-proxy deletes the real server of UDP at once, and the sender keeps its port.
+#[test]
+fn c13_of_datagrams() {
+    let mut world = replaced();
+    world.node.mode = Some(ProxyMode::Ipvs);
+    let expired = |script| by_ipvs(dropped_by_ipvs(script, 30_000, Hook::IpVsConnExpire));
+    for script in [one_way(), to_cart().confirm_handed_over(10_000, 30_000)] {
+        let verdict = last(&world, expired(script));
+        assert_eq!((verdict.class, verdict.severity), (Class::C13, Severity::Low), "{verdict:#?}");
+        assert_eq!(verdict.confidence, Confidence::High);
+        assert!(verdict.root_cause.contains("chooses again for the next"), "{}", verdict.root_cause);
+    }
+    // expire_nodest_conn=0: IPVS drops each of them.
+    let silent = by_ipvs(dropped_by_ipvs(one_way(), 30_000, Hook::KfreeSkb));
+    let verdict = last(&world, silent.clone());
+    assert_eq!((verdict.class, verdict.severity), (Class::C13, Severity::Medium), "{verdict:#?}");
+    assert!(verdict.root_cause.contains("IPVS drops its packets silently"), "{}", verdict.root_cause);
+    // The endpoint is listed: a rule drops them.
+    let mut listed = World::new();
+    listed.node.mode = Some(ProxyMode::Ipvs);
+    assert_eq!(last(&listed, silent).class, Class::C30);
 }

@@ -197,11 +197,14 @@ fn dropped_with_entry(case: &Case<'_>) -> Option<Occurrences> {
 
 fn lost(case: &Case<'_>) -> Option<Lost> {
     let reset = reset_by_node(case);
-    if !case.flow.was_answered() || !(case.failed() || reset.is_some()) {
+    // Datagrams are a connection of IPVS without an answer too.
+    let is_connection = case.flow.was_answered() || !case.flow.is_tcp();
+    if !is_connection || !(case.failed() || reset.is_some()) {
         return None;
     }
     let expired = dropped_with_entry(case);
-    let dropped = case.trouble().and_then(|trouble| trouble.drops.iter().find(|drop| in_hook(drop)));
+    let in_hook = |drop: &&Dropped| in_hook(drop, case.flow.is_tcp());
+    let dropped = case.trouble().and_then(|trouble| trouble.drops.iter().find(in_hook));
     let dropped = dropped.filter(|_| case.is_ipvs());
     let by_reset = || reset.map(|reset| ended_before(case, reset).unwrap_or(reset.occurrences.first));
     let by_drop = || dropped.map(|drop| drop.occurrences.first);
@@ -278,7 +281,10 @@ pub(super) fn dead_destination(case: &Case<'_>) -> Option<Finding> {
     if !has_expired && gone_since.is_none() || may_have_idled && gone_since > Some(first) {
         return None;
     }
-    let how = if has_expired {
+    let is_tcp = case.flow.is_tcp();
+    let how = if has_expired && !is_tcp {
+        "IPVS dropped one datagram with the entry, and chooses again for the next"
+    } else if has_expired {
         "IPVS ended the connection at its next packet"
     } else if ends {
         "IPVS's entry went with it, and the node itself reset the connection"
@@ -290,9 +296,10 @@ pub(super) fn dead_destination(case: &Case<'_>) -> Option<Finding> {
         .finding(
             Class::C13,
             format_args!(
-                "{} was removed from the virtual server of {} under an established connection: {how}",
+                "{} was removed from the virtual server of {} under {}: {how}",
                 case.endpoint_name(),
-                case.name()
+                case.name(),
+                if is_tcp { "an established connection" } else { "a sender of datagrams" }
             ),
         )
         .confidence(if has_expired || setting == Some(ends) { Confidence::High } else { Confidence::Medium })
@@ -562,9 +569,10 @@ fn may_have_lost_entry(case: &Case<'_>) -> bool {
     case.flow.was_answered() && (case.endpoint.is_some() || case.flow.client.established.is_none())
 }
 
-/// A packet of a known connection, dropped before it was translated.
-fn in_hook(drop: &Dropped) -> bool {
-    drop.is("NETFILTER_DROP") && drop.stage == Stage::Before && !drop.unconfirmed && !drop.opening
+/// A packet of a known connection, dropped before it was translated. Any datagram may be the first.
+fn in_hook(drop: &Dropped, is_tcp: bool) -> bool {
+    let is_later = !(drop.unconfirmed || is_tcp && drop.opening);
+    drop.is("NETFILTER_DROP") && drop.stage == Stage::Before && is_later
 }
 
 fn local_policy(case: &Case<'_>) -> (Class, &'static str) {
