@@ -446,6 +446,9 @@ pub struct Dropped {
     pub unconfirmed: bool,
     /// Whether it was the first packet of a connection (a SYN, or any datagram).
     pub opening: bool,
+    /// Whether it was an answer from the endpoint's own address, not translated back to the address that the client
+    /// connected to.
+    pub untranslated: bool,
     /// The endpoint that NAT had chosen for this packet.
     pub endpoint: Option<SocketAddr>,
     pub occurrences: Occurrences,

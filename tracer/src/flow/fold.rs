@@ -206,14 +206,8 @@ impl Flow {
         packet: &PacketFact,
         place: Place,
     ) {
-        let asked = self.orig.dst;
-        let translated = self.decisions.iter().any(|decision| decision.endpoint().is_some());
         // The RST answers this packet, which came from the endpoint. The question is under which address.
-        let untranslated = by == End::Client
-            && translated
-            && packet.tuple.is_some_and(|tuple| {
-                tuple.src != asked && self.decisions.iter().any(|known| known.ct.leads_to(tuple.src))
-            });
+        let untranslated = by == End::Client && self.is_untranslated_answer(packet);
         // A stack sets PSH on data that it sends with a FIN (`tcp_mark_push`, net/ipv4/tcp.c).
         let to_fin = packet.tcp_flags & (flag::FIN | flag::SYN | flag::PSH) == flag::FIN;
         let reason = packet.reason.clone();
@@ -235,6 +229,15 @@ impl Flow {
                 StackReset { by, netns, reason, to_syn, to_fin, untranslated, endpoint, occurrences },
             );
         }
+    }
+
+    /// Whether the packet came from the endpoint's own address, and not from that to which the client connected.
+    fn is_untranslated_answer(&self, packet: &PacketFact) -> bool {
+        let translated = self.decisions.iter().any(|decision| decision.endpoint().is_some());
+        translated
+            && packet.tuple.is_some_and(|tuple| {
+                tuple.src != self.orig.dst && self.decisions.iter().any(|known| known.ct.leads_to(tuple.src))
+            })
     }
 
     fn fold_invalid(&mut self, stage: Stage, packet: &PacketFact, place: Place) {
@@ -308,11 +311,14 @@ impl Flow {
         place: Place,
     ) {
         let unconfirmed = packet.ct.is_some_and(|ct| !ct.status.has(Status::CONFIRMED));
+        // With the flow's own entry it is yet to be translated.
+        let is_to_be = packet.ct.is_some_and(|ct| ct.orig == self.orig);
+        let untranslated = stage == Stage::Reply && !is_to_be && self.is_untranslated_answer(packet);
         let drops = &mut self.trouble_mut().drops;
         let same = |known: &&mut Dropped| {
             known.stage == stage
                 && (known.reason == packet.reason && known.site == packet.site)
-                && known.opening == opening
+                && (known.opening, known.untranslated) == (opening, untranslated)
                 && known.endpoint == endpoint
                 && known.netns == place.netns
         };
@@ -329,6 +335,7 @@ impl Flow {
                     netns: place.netns,
                     unconfirmed,
                     opening,
+                    untranslated,
                     endpoint,
                     occurrences: Occurrences::once(place.time),
                 },

@@ -1,19 +1,23 @@
 //! Datagrams whose entry outlives what they went to: later ones fail, and no hook observes the answers after the first.
 
+use std::net::SocketAddr;
+
 use crate::{
-    flow_support::{CLIENT, CT, EP, NODE, SERVER_NS, Script, VIP, World, at, in_steps},
+    flow_support::{CLIENT, CLIENT_NS, CT, EP, NODE, SERVER_NS, Script, VIP, World, addr, at, in_steps},
     ipvs_support::{by_ipvs, seen},
 };
 use viptrace::{
     class::{Class, Confidence, Severity},
+    cluster::Via,
     flow::{Flow, FlowTable, Limits, Reread},
-    net::{Netns, Tuple},
+    net::{Netns, Protocol, Tuple},
     node::ProxyMode,
     sighting::{Conntrack, Fact, Hook, PacketFact, Status},
     verdict::Verdict,
 };
 
 const OTHER: &str = "10.244.1.8:8080";
+const RESOLVER: &str = "10.96.0.53:53";
 const REPLIED: u32 = Status::SEEN_REPLY | Status::ASSURED;
 
 fn to_cart() -> Script {
@@ -57,6 +61,12 @@ fn dropped(script: Script, ms: u64, reason: &str) -> Script {
 fn no_socket(script: Script, ms: u64) -> Script {
     let packet = packet(script.behind(), None, "NO_SOCKET");
     with_packet(script, ms, Hook::KfreeSkb, SERVER_NS, packet)
+}
+
+/// The client's stack has no socket for an answer from this address.
+fn answer_without_socket(script: Script, ms: u64, from: SocketAddr) -> Script {
+    let packet = packet(Tuple::new(Protocol::UDP, from, script.client), None, "NO_SOCKET");
+    with_packet(script, ms, Hook::KfreeSkb, CLIENT_NS, packet)
 }
 
 /// IPVS drops a datagram in `ip_vs_in_hook`, whose real server is gone.
@@ -190,4 +200,23 @@ fn c13_of_datagrams() {
     let mut listed = World::new();
     listed.node.mode = Some(ProxyMode::Ipvs);
     assert_eq!(last(&listed, silent).class, Class::C30);
+}
+
+/// "reply from unexpected source": client and resolver are on one bridge, and `br_netfilter` is not loaded.
+#[test]
+fn c31_of_an_answer_to_a_datagram() {
+    let mut world = World::new();
+    world.shop.reached_by(Via::ClusterIp, RESOLVER);
+    let asked = || Script::new(CLIENT, RESOLVER, Some(EP)).udp().confirm(10_000);
+    let unanswered = |script: Script| script.reread(15_100, 0).reread(18_100, 0);
+    let verdict = last(&world, unanswered(answer_without_socket(asked(), 10_001, addr(EP))));
+    assert_eq!((verdict.class, verdict.confidence), (Class::C31, Confidence::High), "{verdict:#?}");
+    assert!(verdict.root_cause.contains("answered the client directly"), "{}", verdict.root_cause);
+
+    // The client had closed its socket: the answer came from the Service's address.
+    let closed = answer_without_socket(asked(), 13_000, addr(RESOLVER)).reread(15_100, Status::SEEN_REPLY);
+    assert_eq!(last(&world, closed).class, Class::Ok);
+    // It came after the end of its entry, which would have translated it.
+    let late = answer_without_socket(unanswered(asked()).delete(40_000, 0), 41_000, addr(EP));
+    assert_eq!(last(&world, late).class, Class::C29);
 }

@@ -11,7 +11,10 @@ use super::{
 };
 use crate::{
     class::{Class, Confidence, Severity, action},
-    flow::{Decision, End, Ended, Flow, Invalid, MAX_REPETITION, Outcome, ResetBy, SocketEnd, StackReset},
+    flow::{
+        Answer, Decision, End, Ended, Flow, Invalid, MAX_REPETITION, Occurrences, Outcome, ResetBy,
+        SocketEnd, StackReset,
+    },
     sighting::{Hook, TcpState},
     time::Timestamp,
     verdict::EvidenceType,
@@ -21,6 +24,15 @@ use crate::{
 fn untranslated_answer<'a>(case: &Case<'a>) -> Option<&'a StackReset> {
     let resets = &case.trouble()?.stack_resets;
     resets.iter().find(|reset| reset.by == End::Client && reset.untranslated && !reset.to_syn)
+}
+
+/// The client's stack dropped an answer that came from the endpoint's own address, while the entry lived that would have
+/// translated it.
+fn untranslated_datagram(case: &Case<'_>) -> Option<Occurrences> {
+    let Answer::NotSeen { until } = case.flow.answer() else { return None };
+    let drops = &case.trouble()?.drops;
+    let dropped = drops.iter().find(|drop| drop.untranslated && drop.is("NO_SOCKET"))?.occurrences;
+    (dropped.first <= until).then_some(dropped)
 }
 
 /// The entry that a segment of the endpoint created, because that of its connection was gone.
@@ -109,9 +121,17 @@ pub(super) fn after_invalid(case: &Case<'_>) -> Option<Finding> {
 /// Mechanism: client and endpoint share a bridge whose frames do not pass the rules (bridge-nf-call-iptables=0), or the
 /// answer takes another path: it arrives from the endpoint's own address, and the client, which waits for the VIP,
 /// resets it before there is a connection.
+/// For: that RST; of a datagram, the drop of the answer, because no socket of the client waits for the endpoint itself.
+/// Against: an answer that came after its entry had ended is not translated either: a later state of the entry shows that it
+/// lived, and saw no answer.
 pub(super) fn answered_directly(case: &Case<'_>) -> Option<Finding> {
-    let reset = untranslated_answer(case)?;
-    if may_have_connected(case.flow) {
+    let refused = if case.flow.is_tcp() {
+        let reset = untranslated_answer(case)?;
+        reset.occurrences
+    } else {
+        untranslated_datagram(case)?
+    };
+    if case.flow.is_tcp() && may_have_connected(case.flow) {
         return None;
     }
     Some(
@@ -121,7 +141,7 @@ pub(super) fn answered_directly(case: &Case<'_>) -> Option<Finding> {
                 "{} answered the client directly, not through {}: the client's stack refused the answer {}",
                 case.endpoint_name(),
                 case.flow.orig.dst,
-                times(reset.occurrences.count)
+                times(refused.count)
             ),
         )
         .confidence(Confidence::High)
