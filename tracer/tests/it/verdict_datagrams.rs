@@ -92,6 +92,10 @@ fn classes(world: &World, script: Script) -> Vec<Class> {
     verdicts(world, script).iter().map(|verdict| verdict.class).collect()
 }
 
+fn says(verdict: &Verdict, what: &str) -> bool {
+    verdict.evidence.iter().any(|evidence| evidence.content.contains(what))
+}
+
 /// The endpoint leaves at 20 s, and its Pod ends.
 fn replaced() -> World {
     let mut world = World::new();
@@ -219,4 +223,11 @@ fn c31_of_an_answer_to_a_datagram() {
     // It came after the end of its entry, which would have translated it.
     let late = answer_without_socket(unanswered(asked()).delete(40_000, 0), 41_000, addr(EP));
     assert_eq!(last(&world, late).class, Class::C29);
+}
+
+#[test]
+fn an_entry_that_is_older_than_the_trace_was_confirmed() {
+    let verdict = last(&World::new(), to_cart().icmp_error(60_000, "10.244.1.7:0", 3));
+    assert!(says(&verdict, "its confirmation was not observed"), "{verdict:#?}");
+    assert!(!says(&verdict, "never confirmed"), "{verdict:#?}");
 }

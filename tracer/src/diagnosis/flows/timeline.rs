@@ -340,6 +340,7 @@ fn decided(decision: &Decision) -> String {
     let entry = fmt::from_fn(|f| match (decision.confirmed, decision.attempts) {
         (Some(_), 1) => Ok(()),
         (Some(_), n) => write!(f, "; confirmed at entry {n}"),
+        (None, _) if ct.status.has(Status::CONFIRMED) => f.write_str("; its confirmation was not observed"),
         (None, 1) => f.write_str("; the entry was never confirmed"),
         (None, n) => write!(f, "; {n} entries were created and none was confirmed"),
     });
