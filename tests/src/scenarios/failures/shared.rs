@@ -3,10 +3,10 @@
 
 use std::fs;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::{
-    matrix::Family,
+    matrix::{Family, Skip},
     replay,
     scenarios::{few_capabilities, firewall, ipvs, no_endpoints, resets},
     world::Stage,
@@ -17,6 +17,8 @@ const PROGRAMS: usize = 9;
 /// Debian's kernels since this one preempt what fentry runs, so that kprobes reach the functions, and their tracepoints have
 /// cookies.
 const SHARES_SINCE: (u32, u32) = (7, 0);
+/// The hook of invalid packets needs `fmt` as argument 3 of `nf_ct_l4proto_log_invalid`.
+const LOGS_BY_ARGUMENT_SINCE: (u32, u32) = (5, 14);
 
 /// The story, and the functions that it meets.
 fn meets(
@@ -41,7 +43,7 @@ pub(super) fn kernel_version() -> Result<(u32, u32)> {
     let mut numbers = release.split(|letter: char| !letter.is_ascii_digit()).map(str::parse);
     match (numbers.next(), numbers.next()) {
         (Some(Ok(major)), Some(Ok(minor))) => Ok((major, minor)),
-        _ => anyhow::bail!("{release:?} is no kernel's release"),
+        _ => bail!("{release:?} is no kernel's release"),
     }
 }
 
@@ -87,6 +89,12 @@ pub(in crate::scenarios) fn no_endpoints(stage: &mut Stage) -> Result<()> {
 }
 
 pub(in crate::scenarios) fn invalid_packet(stage: &mut Stage) -> Result<()> {
+    let since = LOGS_BY_ARGUMENT_SINCE;
+    if kernel_version()? < since {
+        let missing =
+            format!("`fmt` is another argument of nf_ct_l4proto_log_invalid before {}.{}", since.0, since.1);
+        return Err(Skip(missing).into());
+    }
     meets(stage, resets::conntrack::dropped, &["nf_ct_l4proto_log_invalid"])
 }
 
