@@ -21,7 +21,7 @@ pub(crate) enum When {
 
 impl When {
     /// Parses `2026-01-02T10:00:00Z`, with any offset; `2026-01-02 10:00` and `10:00:30`, in UTC, which may be named behind
-    /// them; `15m`, before the recording's end; or `now`, that end. The error says how to write a time.
+    /// them, as may an offset; `15m`, before the recording's end; or `now`, that end. The error says how to write a time.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         Self::parse_before(text, "so long before the recording's end")
     }
@@ -50,6 +50,9 @@ impl When {
             && let Ok(zoned) = TimeZone::UTC.to_timestamp(civil)
         {
             return timestamp(zoned).map(Self::At).ok_or_else(|| out_of_range(text));
+        }
+        if !is_number && let Some(instant) = on_a_day(clock) {
+            return Ok(Self::OfDay(instant.to_zoned(TimeZone::UTC).time()));
         }
         if !is_number && let Ok(time) = clock.parse::<Time>() {
             return Ok(Self::OfDay(time));
@@ -84,6 +87,11 @@ impl When {
         let next_day = same_day.saturating_add(DAY);
         if same_day < from && next_day.since(end) <= DAY / 2 { next_day } else { same_day }
     }
+}
+
+/// The moment of a time of day with an offset, on some day: as a time alone it would parse too, without its offset.
+fn on_a_day(time: &str) -> Option<Instant> {
+    format!("2000-01-02T{time}").parse().ok()
 }
 
 /// The moment of the day of `day` at which clocks show `time`, in UTC.
@@ -127,6 +135,9 @@ mod tests {
             ("1h30m ago", "2026-01-02T08:30:00.000Z"),
             ("09:30 UTC", "2026-01-02T09:30:00.000Z"),
             ("09:30Z", "2026-01-02T09:30:00.000Z"),
+            ("09:30+02:00", "2026-01-02T07:30:00.000Z"),
+            ("01:30:15+02:00", "2026-01-01T23:30:15.000Z"),
+            ("23:30-05:00", "2026-01-02T04:30:00.000Z"),
             ("2026-01-02 09:30 UTC", "2026-01-02T09:30:00.000Z"),
             ("now", "2026-01-02T10:00:00.000Z"),
         ] {

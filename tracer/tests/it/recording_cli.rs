@@ -297,7 +297,7 @@ fn counts_say_which_service_had_trouble_without_judging() {
     assert!(stderr.contains("no event of shop/nothing is in the recordings"), "{stderr}");
     for flow in [["--class", "C20"], ["--flow", "10.0.1.2:40000"], ["--client", "10.0.1.2"]] {
         let (status, _, stderr) = replay(&path, &[&["-o", "counts"], flow.as_slice()].concat());
-        assert_eq!(status, Some(1), "{stderr}");
+        assert_eq!(status, Some(2), "{stderr}");
         assert!(stderr.contains("-o counts follows no flow"), "{stderr}");
     }
 }

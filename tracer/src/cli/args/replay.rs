@@ -86,6 +86,10 @@ impl ReplayArgs {
         let mut selection = self.wanted.resolve()?;
         selection.flow = selection.flow.or(self.path);
         let paths = self.path.is_some();
+        if self.out.is_some() && !matches!(self.output, ReplayOutput::Parquet) {
+            let why = "--out names the folder of -o parquet; other outputs go to standard output: add > FILE";
+            return Err(usage("replay", why.to_owned()));
+        }
         Ok(ReplayOptions { files: self.paths, selection, output: self.output, out: self.out, paths, form })
     }
 }

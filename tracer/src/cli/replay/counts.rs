@@ -11,7 +11,7 @@ use super::{
 use crate::{
     cli::{
         Outcome, ResultExt as _,
-        args::ReplayOptions,
+        args::{ReplayOptions, usage},
         selection::{Selection, Span},
         target::Target,
     },
@@ -70,8 +70,9 @@ fn service(selection: &Selection) -> anyhow::Result<Option<(&str, &str)>> {
     let is_of_flows = selection.client.is_some() || selection.flow.is_some() || !selection.classes.is_empty();
     match &selection.target {
         _ if is_of_flows => {
-            Err(anyhow::anyhow!("-o counts follows no flow: --client, --flow and --class do not apply"))
-                .hint(|| "leave them out, or use another output".to_owned())
+            let why =
+                "-o counts follows no flow: leave out --client, --flow and --class, or use another output";
+            Err(usage("replay", why.to_owned()).into())
         }
         None => Ok(None),
         Some(Target::Service { namespace, name }) => Ok(Some((namespace, name))),
