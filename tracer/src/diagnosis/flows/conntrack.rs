@@ -45,7 +45,7 @@ pub(super) fn table_full(case: &Case<'_>) -> Option<Finding> {
     );
     if let Some(used) = case.ctx.node.conntrack_use {
         let ConntrackUse { count, max } = used.value;
-        finding = finding.fill("MAX", max.saturating_mul(2).to_string());
+        finding = finding.fill("MAX", max.max(count).saturating_mul(2).to_string());
         let use_of_table = format!("{count} of {max} conntrack entries in use");
         // Counted when the node was read, after the drop.
         finding = if max > 0 && count.saturating_mul(10) < max.saturating_mul(9) {

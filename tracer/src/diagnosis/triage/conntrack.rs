@@ -108,7 +108,7 @@ fn fullness(facts: &Facts, count: u64, max: u64, drop: Growth, early: Growth, fi
         .as_ref()
         .and_then(|config| config.wanted_conntrack_max(cpus(facts)?))
         .filter(|wanted| *wanted > max);
-    let new = wanted.unwrap_or_else(|| max.saturating_mul(2));
+    let new = wanted.unwrap_or_else(|| max.max(count).saturating_mul(2));
     findings.push(finding.fill("MAX", new.to_string()));
 }
 
