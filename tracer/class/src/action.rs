@@ -190,7 +190,8 @@ pub const READ_SLICE_CONTROLLER: Action = Action::reads(concat!(
 .when("ready Pods match and no slice lists them");
 pub const FIND_SLICE_WRITER: Action = Action::reads(concat!(
     slices!(" -o yaml"),
-    ": the program that writes these slices (for default/kubernetes the API servers) has stopped"
+    ": a program or a person writes these slices (for default/kubernetes the API servers). If they were there before, find \
+     why it stopped; else give the Service a selector"
 ))
 .when("the Service has no selector");
 pub const COMPARE_PORT_NAMES: Action =

@@ -55,7 +55,7 @@ pub fn text(report: &CheckReport, paint: Paint, wide: bool) -> String {
     }
     let notes = report.findings.iter().filter(|finding| finding.level == Level::Note).count();
     if notes > 0 && !with_notes {
-        let line = format!("{}: -o wide shows them", count(notes, "note"));
+        let line = format!("{}: see -o wide", count(notes, "note"));
         let _ = writeln!(out, "\n{}", paint.text(Style::Faint, &line));
     }
     if wide {

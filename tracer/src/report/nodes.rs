@@ -38,7 +38,7 @@ pub fn text(report: &NodesReport, paint: Paint, wide: bool) -> String {
     }
     let notes = report.findings.iter().filter(|shared| shared.finding.level == Level::Note).count();
     if notes > 0 && !with_notes {
-        let line = format!("{}: -o wide shows them", count(notes, "note"));
+        let line = format!("{}: see -o wide", count(notes, "note"));
         let _ = writeln!(out, "\n{}", paint.text(Style::Faint, &line));
     }
     write_differences(&mut out, report, paint, wide);

@@ -3,6 +3,7 @@
 use std::{
     cmp::Reverse,
     fmt::{Display, Write as _},
+    time::Duration,
 };
 
 use crate::{
@@ -24,6 +25,8 @@ const MAX_LINES: usize = 40;
 const MAX_EVICTED: usize = 5;
 /// The maximum number of pieces of evidence shown with a cause.
 const MAX_EVIDENCE: usize = 6;
+/// Metadata of this age misses nothing worth a line: API servers send a bookmark about every minute.
+const FRESH: Duration = Duration::from_mins(2);
 
 /// The text, with a line end after each line. Any name may come from a peer or an API object: this function makes them
 /// safe.
@@ -44,8 +47,8 @@ pub(super) fn render(summary: &Summary, ending: &Ending, paint: Paint) -> String
 
 fn overview(out: &mut String, paint: Paint, counts: Counts, ending: &Ending) {
     heading(out, paint, "Summary");
-    let seconds = ending.ended.since(ending.started).as_secs_f64();
-    line(out, &format!("{} in {seconds:.1} s", count(counts.total(), "flow")));
+    let took = text::length(ending.ended.since(ending.started));
+    line(out, &format!("{} in {took}", count(counts.total(), "flow")));
     if let Some(only) = outline::only(ending) {
         line(out, &only);
     }
@@ -82,8 +85,15 @@ fn class_table(out: &mut String, paint: Paint, summary: &Summary) {
     }
     heading(out, paint, "Verdicts");
     classes.sort_by_key(|(class, count)| (class.kind(), Reverse(*count)));
-    let rows =
-        classes.iter().map(|(class, count)| [count.to_string(), class.to_string(), class.title().to_owned()]);
+    let rows = classes.iter().map(|(class, count)| {
+        let failed = summary.counts().unexplained;
+        let meaning = match class {
+            Class::Unknown if failed == 0 => "these look healthy, and events were lost".to_owned(),
+            Class::Unknown if failed < *count => format!("not explained; {failed} of them failed"),
+            class => class.title().to_owned(),
+        };
+        [count.to_string(), class.to_string(), meaning]
+    });
     table(out, rows.collect(), &[Align::Right, Align::Left, Align::Left]);
 }
 
@@ -197,10 +207,14 @@ fn limits(out: &mut String, paint: Paint, summary: &Summary, ending: &Ending) {
     if lines.is_empty() {
         lines.push("no gap: every hook was attached and no event was lost".into());
     }
-    lines.push(match ending.metadata_age {
-        Some(age) => format!("metadata is {} old", text::age(age)),
-        None => "no metadata: Services and Pods are not named, endpoints are not checked".into(),
-    });
+    match ending.metadata_age {
+        Some(age) if age < FRESH => {}
+        Some(age) => lines.push(format!(
+            "changes of Services and Pods in the last {}: the API server has sent nothing since",
+            text::age(age)
+        )),
+        None => lines.push("no metadata: Services and Pods are not named, endpoints are not checked".into()),
+    }
     let hidden = lines.len().saturating_sub(MAX_LINES);
     for text in lines.iter().take(MAX_LINES) {
         line(out, text);
@@ -304,7 +318,7 @@ fn table<const N: usize>(out: &mut String, rows: Vec<[String; N]>, align: &[Alig
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::Arc, time::Duration};
+    use std::sync::Arc;
 
     use super::*;
     use crate::{class::Severity, report::fixture, session::Judged, time::Timestamp, verdict::Verdict};
@@ -322,7 +336,7 @@ mod tests {
         summary.add(&ok);
         ending.lost_events = 1;
         ending.flows_open = 1;
-        ending.metadata_age = Some(Duration::from_secs(3));
+        ending.metadata_age = Some(Duration::from_mins(3));
         ending.gaps = vec!["nf_ct_resolve_clash\u{1b}: not in this kernel".into()];
         fixture::snapshot("summary_of_losses", &render(&summary, &ending, Paint(false)));
     }
