@@ -57,6 +57,6 @@ fn query_address(history: &History, addr: SocketAddr, protocol: Protocol, at: Ti
     let Address::Vip(vip) = history.address(addr, protocol, at) else { return };
     for then in [Timestamp::MIN, at] {
         let _ = (history.membership(&vip, addr, then), history.usable(&vip, Some(""), then));
-        let _ = (history.hinted(&vip, "", then), history.why_no_endpoints(&vip, then));
+        let _ = (history.hinted(&vip, "", true, then), history.why_no_endpoints(&vip, then));
     }
 }
