@@ -12,8 +12,9 @@ use crate::{
     world::Stage,
 };
 
-/// The most programs of a trace whose hooks share them, one of IPVS included. Without, it has 15 and more.
-const PROGRAMS: usize = 9;
+/// The most programs of a trace whose hooks share them, one of IPVS included, and the one with which the copies of the
+/// confirmation continue. Without, it has 16 and more.
+const PROGRAMS: usize = 10;
 /// Debian's kernels since this one preempt what fentry runs, so that kprobes reach the functions, and their tracepoints have
 /// cookies.
 const SHARES_SINCE: (u32, u32) = (7, 0);
