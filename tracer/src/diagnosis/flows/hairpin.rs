@@ -24,7 +24,8 @@ pub(super) fn itself(case: &Case<'_>, pod: IpAddr) -> Option<Finding> {
     let masqueraded = entry.is_some_and(|ct| ct.masqueraded());
     let source_decided = entry.is_some_and(|ct| ct.status.has(Status::SRC_NAT_DONE));
     let bridge = bridge(case, pod);
-    if bridge == Bridge::NotInTheWay && (masqueraded || !source_decided) {
+    let may_end_at_bridge = masqueraded || !source_decided;
+    if bridge == Bridge::NotInTheWay && may_end_at_bridge {
         return None;
     }
     let is_off = matches!(bridge, Bridge::WithoutHairpin { .. });
@@ -66,7 +67,7 @@ pub(super) fn itself(case: &Case<'_>, pod: IpAddr) -> Option<Finding> {
         .unobserved(unseen)
         .now(&[look]);
     Some(match bridge {
-        Bridge::WithoutHairpin { name, off, ports } if !source_decided || masqueraded => finding.node(
+        Bridge::WithoutHairpin { name, off, ports } if may_end_at_bridge => finding.node(
             case.ctx.node.read_at(),
             phrase!("{off} of {ports} ports of bridge {name} have no hairpin mode"),
         ),
