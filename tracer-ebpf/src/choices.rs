@@ -7,7 +7,7 @@ use aya_ebpf::{
 };
 use tracer_ebpf::{Choice, End, Header, Hook, IP_VS_CONN_F_TEMPLATE, IpvsRecord, Kind, SAME_IPVS_CALL_NS};
 
-use crate::{filter::AF_INET, output, recorder, turns::turns};
+use crate::{filter::AF_INET, lookup::look_up, output, recorder, turns::turns};
 
 /// Resized by user space: without a recorder it has room for one entry.
 #[map]
@@ -91,13 +91,13 @@ fn words(bytes: &[u8; 16], family: u16) -> [u32; 4] {
 /// Whether a choice for a client is kept.
 #[inline(always)]
 pub(crate) fn is_kept(client: &End) -> bool {
-    CHOICES.get_ptr(client).is_some()
+    look_up(&CHOICES, client).is_some()
 }
 
 /// Reports the choice that is kept for a client with the template that was made for it, unless it was reported before.
 #[inline(never)]
 pub(crate) fn hand_over(client: &End) {
-    let Some(choice) = CHOICES.get_ptr_mut(client) else { return };
+    let Some(choice) = look_up(&CHOICES, client) else { return };
     // SAFETY: a map's value: valid and aligned for as long as the program runs. Another CPU may replace it meanwhile by
     // the choice of a later connection of the same client; the record is then of either, or a mixture whose tuples fit
     // no flow.

@@ -14,7 +14,9 @@ use tracer_ebpf::{Bucket, BucketKey, End, Hook, MISSING, SUPPRESSED_EVENTS};
 use crate::{
     choices, conntrack,
     filter::AF_INET6,
-    globals, output,
+    globals,
+    lookup::look_up,
+    output,
     recorder::{self, IPPROTO_TCP, SUPPRESSED, Standing, add_one, now},
     turns::turns,
     words::{self, Words},
@@ -261,12 +263,12 @@ pub(crate) fn admits_untranslated(netns: u32, client: &End, service: &End) -> bo
 #[inline(never)]
 fn take_token(key: &BucketKey, cost: u64) -> bool {
     let (full, now) = (BUCKET_FULL_NS.load(), now());
-    let Some(bucket) = BUCKETS.get_ptr_mut(key) else {
+    let Some(bucket) = look_up(&BUCKETS, key) else {
         let is_refused = cost > full;
         let credit_ns = if is_refused { full } else { full - cost };
         let _ = BUCKETS.insert(key, Bucket { time_ns: now, credit_ns, suppressed: u64::from(is_refused) }, 0);
         if is_refused {
-            add_one(SUPPRESSED.get_ptr_mut(SUPPRESSED_EVENTS));
+            add_one(look_up(&SUPPRESSED, &SUPPRESSED_EVENTS));
         }
         return !is_refused;
     };
@@ -280,7 +282,7 @@ fn take_token(key: &BucketKey, cost: u64) -> bool {
         if credit < cost {
             (*bucket).credit_ns = credit;
             add_one(Some(&raw mut (*bucket).suppressed));
-            add_one(SUPPRESSED.get_ptr_mut(SUPPRESSED_EVENTS));
+            add_one(look_up(&SUPPRESSED, &SUPPRESSED_EVENTS));
             return false;
         }
         (*bucket).credit_ns = credit - cost;

@@ -29,6 +29,7 @@ mod failures;
 mod filter;
 mod globals;
 mod ipvs;
+mod lookup;
 mod messages;
 mod output;
 mod packet;

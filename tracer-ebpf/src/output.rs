@@ -13,7 +13,7 @@ use aya_ebpf::{
 };
 use tracer_ebpf::{COMM_BYTES, HOOK_SLOTS, Header, Hook, Kind, LOST_ANY, MISSING, REASON_NONE};
 
-use crate::{globals, messages, turns::opaque};
+use crate::{globals, lookup::look_up, messages, turns::opaque};
 
 /// `BPF_RB_AVAIL_DATA` (`include/uapi/linux/bpf.h`): the bytes that were not read yet.
 const BPF_RB_AVAIL_DATA: u64 = 0;
@@ -56,7 +56,7 @@ pub(crate) fn reserve_at<T: 'static>(hook: u32, is_decision: bool) -> Option<Rin
 /// Out of line, so that the programs stay short.
 #[inline(never)]
 fn count_lost(hook: u32) {
-    if count_lost_here(hook) {
+    if is_first_lost(hook, |slot| look_up(&LOST, &slot)) {
         messages::no_room(hook);
     }
 }
@@ -64,9 +64,14 @@ fn count_lost(hook: u32) {
 /// Counts a lost record without a call, and returns whether it is the hook's first.
 #[inline(always)]
 pub(crate) fn count_lost_here(hook: u32) -> bool {
+    is_first_lost(hook, |slot| LOST.get_ptr_mut(slot))
+}
+
+#[inline(always)]
+fn is_first_lost(hook: u32, slot_of: impl Fn(u32) -> Option<*mut u64>) -> bool {
     let mut is_first = false;
     for slot in [LOST_ANY as u32, hook] {
-        let Some(lost) = LOST.get_ptr_mut(slot) else { continue };
+        let Some(lost) = slot_of(slot) else { continue };
         // SAFETY: a slot of a map's array, of this CPU alone: valid and aligned for as long as the program runs.
         // Nothing that counts the same hook comes between load and store; what an interrupt adds to the sum in between
         // is lost from the sum only, which is then still not the old one.
@@ -91,6 +96,14 @@ pub(crate) fn discard<T>(entry: RingBufEntry<T>) {
     entry.discard(0);
 }
 
+/// At one place of a program, since the verifier writes code in the place of each call (`do_misc_fixups`, since 6.10): see
+/// [`crate::lookup`].
+#[inline(never)]
+fn cpu() -> u32 {
+    // SAFETY: the helper has no argument and may be called anywhere.
+    unsafe { bpf_get_smp_processor_id() }
+}
+
 #[inline(always)]
 pub(crate) fn header(hook: Hook, kind: Kind, netns: u32) -> Header {
     header_at(hook as u32, kind, netns)
@@ -103,8 +116,7 @@ pub(crate) fn header_at(hook: u32, kind: Kind, netns: u32) -> Header {
         // SAFETY: the helper has no argument and may be called anywhere.
         time_ns: unsafe { bpf_ktime_get_ns() },
         netns,
-        // SAFETY: likewise.
-        cpu: unsafe { bpf_get_smp_processor_id() } as u16,
+        cpu: cpu() as u16,
         hook: hook as u8,
         kind: kind as u8,
     }

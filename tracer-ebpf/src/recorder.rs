@@ -21,7 +21,9 @@ use tracer_ebpf::{
 };
 
 use crate::{
-    conntrack, failures, globals, output,
+    conntrack, failures, globals,
+    lookup::look_up,
+    output,
     turns::{opaque, turns},
     words::Words,
 };
@@ -349,7 +351,7 @@ fn count_by_key(orig: &Tuple, reply: &Tuple, index: u32) {
         endpoint_port,
         family,
     };
-    if add_one(COUNTS.get_ptr_mut(key)) {
+    if add_one(look_up(&COUNTS, key)) {
         return;
     }
     if COUNTS.insert(key, 1, BPF_NOEXIST).is_ok() {
@@ -357,8 +359,8 @@ fn count_by_key(orig: &Tuple, reply: &Tuple, index: u32) {
         return;
     }
     // Another CPU made the entry meanwhile, or the map is full.
-    if !add_one(COUNTS.get_ptr_mut(key)) {
-        add_one(SUPPRESSED.get_ptr_mut(UNCOUNTED));
+    if !add_one(look_up(&COUNTS, key)) {
+        add_one(look_up(&SUPPRESSED, &UNCOUNTED));
     }
 }
 
@@ -434,9 +436,9 @@ enum Part {
 fn part(end: &End) -> Part {
     let all_ports = End { address: end.address, port: 0, protocol: 0 };
     let all_addresses = End { address: output::zeros(), ..*end };
-    if SERVICES.get_ptr(all_ports).is_some() || SERVICES.get_ptr(all_addresses).is_some() {
+    if look_up(&SERVICES, &all_ports).is_some() || look_up(&SERVICES, &all_addresses).is_some() {
         Part::Address
-    } else if SERVICES.get_ptr(end).is_some() {
+    } else if look_up(&SERVICES, end).is_some() {
         Part::Endpoint
     } else {
         Part::Nothing

@@ -427,6 +427,24 @@ mod tests {
             }
         }
 
+        // The verifier writes code in the place of each, and copies what it knows of the program each time.
+        #[test]
+        fn a_program_has_few_calls_that_the_verifier_replaces() {
+            const LOOK_UP: i32 = 1;
+            const CPU: i32 = 8;
+            for (name, own) in linked(&[&function::MESSAGES[..], &function::OF_FILTER].concat()) {
+                let calls = |helper: i32| {
+                    let is_call =
+                        |own: &&bpf_insn| own.code == CALL && own.src_reg() == 0 && own.imm == helper;
+                    own.instructions.iter().filter(is_call).count()
+                };
+                // The confirmation looks up what each healthy connection needs in place.
+                let most = if name.starts_with("confirm") { 7 } else { 5 };
+                assert!(calls(LOOK_UP) <= most, "{name}: {}", calls(LOOK_UP));
+                assert!(calls(CPU) <= 1, "{name}: {}", calls(CPU));
+            }
+        }
+
         // Since 7.2 the verifier examines a function for each chain of calls that leads there, before it follows any path.
         #[test]
         fn no_program_is_long_for_the_verifier() {
