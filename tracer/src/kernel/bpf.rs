@@ -25,6 +25,8 @@ use attributes::{
     ProgramAttributes, RawTracepointAttributes, RunAttributes,
 };
 
+use super::mapping::Mapping;
+
 // Commands of bpf(2) and numbers of its program and attach types, as include/uapi/linux/bpf.h has them.
 const BPF_MAP_UPDATE_ELEM: c_long = 2;
 const BPF_PROG_LOAD: c_long = 5;
@@ -542,14 +544,10 @@ pub(super) fn page_bytes() -> u32 {
 /// calls while programs write them.
 #[derive(Debug)]
 pub(super) struct MappedArray {
-    start: std::ptr::NonNull<libc::c_void>,
-    bytes: usize,
+    mapping: Mapping,
     /// The bytes of a value, and from one value to the next.
     value_bytes: usize,
 }
-
-// SAFETY: it owns the mapping and only reads it.
-unsafe impl Send for MappedArray {}
 
 impl MappedArray {
     /// Maps the values, whose size must be a multiple of 8 bytes.
@@ -560,38 +558,21 @@ impl MappedArray {
         if bytes == 0 || !value_bytes.is_multiple_of(8) {
             return Err(io::Error::other("the map's values have no whole words"));
         }
-        let fd = map.fd().as_fd().as_raw_fd();
-        // SAFETY: the kernel chooses the place, and the descriptor is open.
-        let start =
-            unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ, libc::MAP_SHARED, fd, 0) };
-        if start == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let start = std::ptr::NonNull::new(start).ok_or_else(|| io::Error::other("the map lies at 0"))?;
-        Ok(Self { start, bytes, value_bytes })
+        Ok(Self { mapping: Mapping::of(map.fd().as_fd(), bytes, libc::MAP_SHARED)?, value_bytes })
     }
 
     /// The places of all values whose word `at` is not 0.
     pub(super) fn places(&self, at: usize) -> impl Iterator<Item = u32> {
-        (0_u32..).take(self.bytes / self.value_bytes).filter(move |place| self.word(*place, at) != 0)
+        let places = self.mapping.bytes() / self.value_bytes;
+        (0_u32..).take(places).filter(move |place| self.word(*place, at) != 0)
     }
 
     /// A word of a value as it is now; 0 for one that does not exist.
     pub(super) fn word(&self, place: u32, at: usize) -> u64 {
-        let offset = place as usize * self.value_bytes + at * size_of::<u64>();
-        if at >= self.value_bytes / size_of::<u64>() || offset >= self.bytes {
+        if at >= self.value_bytes / size_of::<u64>() {
             return 0;
         }
-        // SAFETY: the word lies within the mapping, which lives as long as `self` and is aligned to a page. The read is
-        // volatile because programs write it meanwhile.
-        unsafe { self.start.byte_add(offset).cast::<u64>().read_volatile() }
-    }
-}
-
-impl Drop for MappedArray {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and nothing refers to it any more.
-        unsafe { libc::munmap(self.start.as_ptr(), self.bytes) };
+        self.mapping.word(place as usize * self.value_bytes + at * size_of::<u64>()).unwrap_or_default()
     }
 }
 

@@ -19,12 +19,12 @@ pub(in crate::kernel) mod writer;
 
 use std::{ops::Range, sync::Arc};
 
+use bytes::Bytes;
 pub(crate) use error::{BtfError, LookupError};
+pub(in crate::kernel) use names::Expected;
 pub use prototype::{Parameter, Prototype};
 
-use format::{
-    ENUMERATOR_BYTES, ENUMERATOR64_BYTES, KIND_ENUM64, KIND_FUNC, KIND_TYPEDEF, RECORD_BYTES, Record, word,
-};
+use format::{ENUMERATOR_BYTES, ENUMERATOR64_BYTES, KIND_ENUM64, RECORD_BYTES, Record, word};
 use names::Names;
 
 /// The longest name a kernel symbol or type can have (`KSYM_NAME_LEN`, include/linux/kallsyms.h).
@@ -36,11 +36,12 @@ const MAX_NAMESAKES: usize = 256;
 /// An index over one BTF blob: vmlinux's, or a module's on top of it.
 #[derive(Debug)]
 pub struct Btf {
-    bytes: Vec<u8>,
+    bytes: Bytes,
     strings: Range<usize>,
     /// The offset in `bytes` of each type's record, counted from the first id of this blob.
     offsets: Vec<u32>,
     names: Names,
+    expected: Expected,
     base: Option<Arc<Self>>,
     /// The id of the first type described here: 1, or where the base ends. Id 0 is `void`.
     first_id: u32,
@@ -51,18 +52,26 @@ pub struct Btf {
 impl Btf {
     /// Reads `/sys/kernel/btf/vmlinux` or the `.BTF` section of an ELF file.
     pub fn parse(bytes: impl Into<Vec<u8>>) -> Result<Self, BtfError> {
-        Self::index(bytes.into(), None)
+        Self::parse_for(bytes.into(), Expected::ALL)
+    }
+
+    /// The same for somebody who looks up few of the names: to index them all takes three times as long.
+    pub(in crate::kernel) fn parse_for(
+        bytes: impl Into<Bytes>,
+        expected: Expected,
+    ) -> Result<Self, BtfError> {
+        Self::index(bytes.into(), expected, None)
     }
 
     /// Reads a module's BTF (`/sys/kernel/btf/MODULE`), which continues the ids and strings of vmlinux's.
     ///
     /// A module's BTF is valid only on top of the exact vmlinux that it was built with. On another one it is refused
     /// where the mismatch shows, and gives wrong answers where it does not.
-    pub fn parse_split(base: &Arc<Self>, bytes: impl Into<Vec<u8>>) -> Result<Self, BtfError> {
-        Self::index(bytes.into(), Some(Arc::clone(base)))
+    pub fn parse_split(base: &Arc<Self>, bytes: impl Into<Bytes>) -> Result<Self, BtfError> {
+        Self::index(bytes.into(), base.expected.clone(), Some(Arc::clone(base)))
     }
 
-    fn index(bytes: Vec<u8>, base: Option<Arc<Self>>) -> Result<Self, BtfError> {
+    fn index(bytes: Bytes, expected: Expected, base: Option<Arc<Self>>) -> Result<Self, BtfError> {
         let sections = format::sections(&bytes)?;
         let strings = sections.strings.clone();
         match bytes.get(strings.clone()) {
@@ -81,7 +90,8 @@ impl Btf {
             bytes,
             strings,
             offsets: Vec::with_capacity(most),
-            names: Names::with_capacity(most),
+            names: Names::with_capacity(most, &expected),
+            expected,
             base,
             first_id,
             first_string,
@@ -93,31 +103,33 @@ impl Btf {
     /// The pass over all types.
     fn scan(&mut self, types: Range<usize>) -> Result<(), BtfError> {
         let all = self.bytes.get(..types.end).unwrap_or_default();
-        let mut id = self.first_id;
+        let strings = self.bytes.get(self.strings.clone()).unwrap_or_default();
         let mut offset = types.start;
         while offset < types.end {
             let rest = all.get(offset..).unwrap_or_default();
             let truncated = |need| BtfError::Truncated { what: "type", offset, need, have: rest.len() };
             let record = Record::read(rest).ok_or_else(|| truncated(RECORD_BYTES))?;
-            let Some(tail) = record.tail_bytes() else {
-                return Err(BtfError::UnknownKind { id, offset, kind: record.kind });
+            let number = self.offsets.len() as u32;
+            let id = || self.first_id.saturating_add(number);
+            let Some(shape) = record.shape() else {
+                return Err(BtfError::UnknownKind { id: id(), offset, kind: record.kind });
             };
-            let need = RECORD_BYTES + tail;
+            let need = RECORD_BYTES + shape.tail_bytes(record.count);
             if need > rest.len() {
                 return Err(truncated(need));
             }
-            let looked_up =
-                record.is_aggregate() || record.is_enum() || matches!(record.kind, KIND_FUNC | KIND_TYPEDEF);
-            let hash = if looked_up && record.name != 0 {
-                let from = self.string_from(record.name);
-                Some(names::hash(from.ok_or(BtfError::NameOutside { id, offset, name: record.name })?))
-            } else {
-                None
-            };
+            if shape.is_looked_up && record.name != 0 {
+                let own = record.name.checked_sub(self.first_string);
+                let own = own.and_then(|own| strings.get(own as usize..)).filter(|from| !from.is_empty());
+                let from = own.or_else(|| self.string_from(record.name));
+                let from =
+                    from.ok_or_else(|| BtfError::NameOutside { id: id(), offset, name: record.name })?;
+                if self.expected.has(names::beginning(from)) {
+                    self.names.add(number, names::hash(from));
+                }
+            }
             self.offsets.push(offset as u32);
-            self.names.push(hash);
             offset += need;
-            id = id.saturating_add(1);
         }
         Ok(())
     }
@@ -204,11 +216,18 @@ impl Btf {
 
     /// The ids of all types with this name, the module's own before the base's.
     fn named(&self, name: &str) -> Box<dyn Iterator<Item = u32> + '_> {
-        let hash = names::hash(name.as_bytes());
         let wanted = name.as_bytes().to_vec();
-        let own = self.names.chain(hash).filter_map(move |number| {
+        let candidates: Box<dyn Iterator<Item = u32> + '_> =
+            if self.expected.has(names::beginning(name.as_bytes())) {
+                Box::new(self.names.chain(names::hash(name.as_bytes())))
+            } else {
+                Box::new((0..self.offsets.len() as u32).rev())
+            };
+        let own = candidates.filter_map(move |number| {
             let record = Record::read(self.bytes.get(*self.offsets.get(number as usize)? as usize..)?)?;
-            self.is_called(record.name, &wanted).then(|| self.first_id.saturating_add(number))
+            let is_looked_up = record.name != 0 && record.shape()?.is_looked_up;
+            (is_looked_up && self.is_called(record.name, &wanted))
+                .then(|| self.first_id.saturating_add(number))
         });
         match &self.base {
             Some(base) => Box::new(own.chain(base.named(name))),

@@ -195,6 +195,13 @@ pub(super) const OPENVSWITCH: &str = "openvswitch";
 const DROP_REASONS: (&str, &str) = ("skb_drop_reason", "SKB_DROP_REASON_");
 const RESET_REASONS: (&str, &str) = ("sk_rst_reason", "SK_RST_REASON_");
 
+/// The structs and enumerations that a layout needs.
+pub(super) fn names_of_types() -> impl Iterator<Item = &'static str> {
+    let enumerations = [DROP_REASONS.0, RESET_REASONS.0, SUBSYSTEMS.0];
+    let of_subsystems = SUBSYSTEM_REASONS.iter().map(|(_, enumeration)| *enumeration);
+    FIELDS.iter().map(|field| field.structure).chain(enumerations).chain(of_subsystems)
+}
+
 /// This kernel's layout, as far as viptrace needs it.
 #[derive(Clone, Debug, Default)]
 pub struct Layout {

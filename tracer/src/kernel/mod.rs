@@ -3,7 +3,7 @@
 //! The only module that uses BPF. All facts about each hook are in `tracer_ebpf`'s table. `btf` reads the kernel's own
 //! description of itself, `environment` reports what this host allows, `layout` and `plan` decide from both (through
 //! `running`), `object` makes the programs ready, `attach`, `loader` and `bpf` attach them, `modules` watches for modules that come and go, `tracer` reads records,
-//! `messages` reads the programs' log, and `decode` makes sightings. `allocator` bounds the memory that the C library keeps.
+//! `messages` reads the programs' log, and `decode` makes sightings. `mapping` reads memory of the kernel's in place, and `allocator` bounds the memory that the C library keeps.
 //!
 //! The modules behind `cfg` use the running kernel. The others read what it wrote, also on another system: a recording's
 //! records, and the layout in its header.
@@ -28,6 +28,8 @@ mod bpf;
 mod keys;
 #[cfg(target_os = "linux")]
 mod loader;
+#[cfg(target_os = "linux")]
+mod mapping;
 #[cfg(target_os = "linux")]
 mod messages;
 #[cfg(target_os = "linux")]

@@ -8,12 +8,13 @@ use std::{
     sync::Arc,
 };
 
+use bytes::Bytes;
 use tracer_ebpf::{DropSite, Hook, IPVS};
 
 use super::{
-    btf::{Btf, BtfError, Prototype},
+    btf::{Btf, BtfError, Expected, Prototype},
     environment::{Capability, Environment, Module},
-    layout::{Layout, OPENVSWITCH},
+    layout::{self, Layout, OPENVSWITCH},
     plan::{FentryTarget, KernelFacts},
 };
 use crate::error::Hint;
@@ -65,7 +66,8 @@ impl RunningKernel {
     pub fn open(environment: Environment) -> Result<Self, KernelError> {
         let path = environment.btf_path("vmlinux");
         let bytes = read_bounded(&path).map_err(|error| KernelError::Read { path: path.clone(), error })?;
-        let vmlinux = Btf::parse(bytes).map_err(|error| KernelError::Btf { path, error })?;
+        let vmlinux =
+            Btf::parse_for(bytes, expected_names()).map_err(|error| KernelError::Btf { path, error })?;
         let lock = vmlinux.member("bpf_ringbuf", "spinlock").map(|lock| lock.size_bytes);
         if environment.is_realtime && lock == Ok(SLEEPING_SPINLOCK_BYTES) {
             return Err(KernelError::SleepingRingBuffer);
@@ -267,12 +269,35 @@ fn module_of(name: &str) -> Option<&'static str> {
     Hook::from_symbol(name).and_then(|hook| hook.spec().module)
 }
 
-fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
+fn read_bounded(path: &Path) -> io::Result<Bytes> {
     let size = fs::metadata(path)?.len();
     if size > MAX_BTF_BYTES {
         return Err(io::Error::other(format!("{size} bytes are more than {MAX_BTF_BYTES}")));
     }
-    fs::read(path)
+    #[cfg(target_os = "linux")]
+    if let Some(bytes) = super::mapping::immutable(path, size as usize) {
+        return Ok(bytes);
+    }
+    fs::read(path).map(Bytes::from)
+}
+
+/// The names that are looked up in the kernel's types.
+fn expected_names() -> Expected {
+    let own = [
+        "bpf_ringbuf",
+        "bpf_kprobe_multi_link",
+        "bpf_link_info",
+        "bpf_raw_tp_link",
+        "fprobe_hlist",
+        "perf_event",
+        // Of tracepoints: see `Btf::raw_tracepoint`.
+        "btf_trace_",
+        "__traceiter_",
+        "__probestub_",
+        "__bpf_trace_",
+    ];
+    let functions = Hook::ALL.iter().map(|hook| hook.symbol());
+    Expected::beginning(own.into_iter().chain(functions).chain(layout::names_of_types()))
 }
 
 #[cfg(test)]

@@ -25,6 +25,8 @@ pub(super) const KIND_FLOAT: u8 = 16;
 pub(super) const KIND_DECL_TAG: u8 = 17;
 pub(super) const KIND_TYPE_TAG: u8 = 18;
 pub(super) const KIND_ENUM64: u8 = 19;
+/// The numbers that a kind can have.
+const KINDS: usize = 128;
 
 /// Bytes of a record before its kind's own part: `name_off`, `info`, `size` or `type`.
 pub(super) const RECORD_BYTES: usize = 12;
@@ -100,6 +102,46 @@ fn section(
     Ok(start..end)
 }
 
+/// What follows the shared part of a record of one kind.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    fixed_bytes: u8,
+    /// For each member, enumerator or parameter.
+    each_bytes: u8,
+    /// Whether types of this kind are looked up by name.
+    pub(super) is_looked_up: bool,
+}
+
+impl Shape {
+    pub(super) fn tail_bytes(self, count: u32) -> usize {
+        usize::from(self.fixed_bytes) + usize::from(self.each_bytes) * count as usize
+    }
+}
+
+/// By kind. A table, because a kernel has 130,000 types.
+const SHAPES: [Option<Shape>; KINDS] = {
+    let mut shapes = [None; KINDS];
+    let mut kind = 1;
+    while kind <= KIND_ENUM64 {
+        let (fixed, each) = match kind {
+            KIND_INT | KIND_VAR | KIND_DECL_TAG => (4, 0),
+            KIND_ARRAY => (12, 0),
+            KIND_STRUCT | KIND_UNION => (0, MEMBER_BYTES),
+            KIND_ENUM => (0, ENUMERATOR_BYTES),
+            KIND_ENUM64 => (0, ENUMERATOR64_BYTES),
+            KIND_FUNC_PROTO => (0, PARAMETER_BYTES),
+            KIND_DATASEC => (0, 12),
+            KIND_PTR..=KIND_TYPE_TAG => (0, 0),
+            _ => break,
+        };
+        let is_looked_up =
+            matches!(kind, KIND_STRUCT | KIND_UNION | KIND_ENUM | KIND_ENUM64 | KIND_FUNC | KIND_TYPEDEF);
+        shapes[kind as usize] = Some(Shape { fixed_bytes: fixed, each_bytes: each as u8, is_looked_up });
+        kind += 1;
+    }
+    shapes
+};
+
 /// The part that all type records share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record {
@@ -119,31 +161,25 @@ impl Record {
     /// Kinds have 7 bits and counts 24 since libbpf f7a6b9eaff3e (2026); the added bits were zero before.
     pub(super) fn read(bytes: &[u8]) -> Option<Self> {
         let record = bytes.first_chunk::<RECORD_BYTES>()?;
-        let info = word(record, 4)?;
+        let [n0, n1, n2, n3, i0, i1, i2, i3, s0, s1, s2, s3] = *record;
+        let info = u32::from_ne_bytes([i0, i1, i2, i3]);
         Some(Self {
-            name: word(record, 0)?,
-            kind: ((info >> 24) & 0x7f) as u8,
+            name: u32::from_ne_bytes([n0, n1, n2, n3]),
+            kind: (info >> 24) as u8 & (KINDS - 1) as u8,
             count: info & 0x00ff_ffff,
             flag: info >> 31 == 1,
-            size_or_type: word(record, 8)?,
+            size_or_type: u32::from_ne_bytes([s0, s1, s2, s3]),
         })
     }
 
     /// How many bytes of its own follow the shared part; none for an unknown kind.
     pub(super) fn tail_bytes(&self) -> Option<usize> {
-        let count = self.count as usize;
-        Some(match self.kind {
-            KIND_INT | KIND_VAR | KIND_DECL_TAG => 4,
-            KIND_ARRAY => 12,
-            KIND_STRUCT | KIND_UNION => count * MEMBER_BYTES,
-            KIND_ENUM => count * ENUMERATOR_BYTES,
-            KIND_ENUM64 => count * ENUMERATOR64_BYTES,
-            KIND_FUNC_PROTO => count * PARAMETER_BYTES,
-            KIND_DATASEC => count * 12,
-            KIND_PTR | KIND_FWD | KIND_TYPEDEF | KIND_VOLATILE | KIND_CONST | KIND_RESTRICT | KIND_FUNC
-            | KIND_FLOAT | KIND_TYPE_TAG => 0,
-            _ => return None,
-        })
+        Some(self.shape()?.tail_bytes(self.count))
+    }
+
+    /// None for an unknown kind.
+    pub(super) fn shape(&self) -> Option<Shape> {
+        SHAPES.get(usize::from(self.kind) & (KINDS - 1)).copied().flatten()
     }
 
     pub(super) fn is_aggregate(&self) -> bool {
