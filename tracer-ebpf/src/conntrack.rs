@@ -16,6 +16,7 @@ use crate::{
     entry::{Entry, at_entry},
     failures::{self, Failed},
     filter, globals, messages, output, recorder,
+    turns::opaque,
 };
 
 at_entry!(nat_setup, nat_setup_fentry, on_nat_setup);
@@ -95,7 +96,8 @@ fn choose(ctx: &FEntryContext, copy: u32) {
 /// The rest of the copy that was chosen.
 #[fentry]
 pub(crate) fn confirm_chosen(ctx: FEntryContext) -> i32 {
-    on_confirm(&ctx, nfct_behind(&ctx, 0));
+    // Nothing known of it, not even that it may be 0: the compiler would copy what follows.
+    on_confirm(&ctx, opaque(nfct_behind(&ctx, 0)));
     0
 }
 

@@ -23,6 +23,7 @@ use crate::{
     globals, output,
     packet::{self, Packet},
     tcp::{self, Change},
+    turns::opaque,
 };
 
 /// At the entry of each function with a [`Cookie`].
@@ -184,7 +185,8 @@ pub(crate) fn failing_tracepoint(ctx: RawTracePointContext) -> i32 {
     if !failures::admits_at(hook, of_bucket, failed) {
         return 0;
     }
-    if skb == 0 {
+    // Compared once more, so that the compiler does not copy the calls above to two places.
+    if opaque(skb) == 0 {
         tcp::write(&ctx, hook, sk, &Change::none(reason, is(Hook::TcpSendReset)));
     } else {
         Packet { skb, nfct, network }.report(hook, reason, 0);

@@ -448,15 +448,15 @@ mod tests {
         // Since 7.2 the verifier examines a function for each chain of calls that leads there, before it follows any path.
         #[test]
         fn no_program_is_long_for_the_verifier() {
-            let longest = |uncalled: &[&str]| {
-                let programs = linked(uncalled);
-                programs.into_iter().map(|(name, own)| (Functions::of(&own).by_chains(0), name)).max()
-            };
             let of_trace = [&function::MESSAGES[..], &function::OF_RECORDER, &function::OF_FILTER].concat();
             let of_agent = [&function::MESSAGES[..], &function::OF_FILTER].concat();
-            for (uncalled, most) in [(of_trace, 1_000), (of_agent, 5_500)] {
-                let (instructions, name) = longest(&uncalled).unwrap();
-                assert!(instructions <= most, "{name}: {instructions}, and {most} were enough");
+            for (uncalled, most) in [(of_trace, 1_000), (of_agent, 2_500)] {
+                for (name, own) in linked(&uncalled) {
+                    // Its tracepoint has a program of its own on kernels before 6.10 only.
+                    let most = if name == "tcp_send_reset" { most + 1_200 } else { most };
+                    let instructions = Functions::of(&own).by_chains(0);
+                    assert!(instructions <= most, "{name}: {instructions}, and {most} were enough");
+                }
             }
         }
     }
