@@ -54,7 +54,7 @@ async fn agent(args: &AgentArgs, config: Config) -> anyhow::Result<Outcome> {
     let log = Arc::clone(agent.log());
     let ran = match &args.from {
         Some(recording) => replayed::run(agent, recording, &mut stop, &mut hangup).await,
-        None => Box::pin(live::run(agent, &config, node, &mut stop, &mut hangup)).await,
+        None => Box::pin(live::run(agent, &config, args.attach, node, &mut stop, &mut hangup)).await,
     };
     log.close(Instant::now() + LAST_WORDS);
     ran?;

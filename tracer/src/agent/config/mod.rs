@@ -51,6 +51,9 @@ pub struct Config {
     /// Which kernel hooks are attached.
     #[serde(default)]
     pub hooks: HookChoice,
+    /// How to reach kernel functions.
+    #[serde(default)]
+    pub attach: AttachChoice,
     /// The share of healthy flows that have a verdict of their own; all are counted.
     #[serde(default = "sample")]
     pub sample: Share,
@@ -135,6 +138,19 @@ pub enum HookChoice {
     Lean,
     /// Also connect times and the ends of healthy flows.
     Full,
+}
+
+/// How to reach kernel functions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum AttachChoice {
+    /// Each function by fentry where this kernel allows it, else by a kprobe.
+    #[default]
+    Auto,
+    /// By fentry only: a function without fentry is not observed.
+    Fentry,
+    /// By kprobes only.
+    Kprobe,
 }
 
 /// The records that go to standard output.
@@ -417,6 +433,7 @@ impl Config {
             ("cluster", self.cluster != other.cluster),
             ("grace", self.grace != other.grace),
             ("hooks", self.hooks != other.hooks),
+            ("attach", self.attach != other.attach),
             ("sample", self.sample != other.sample),
             ("max_flows", self.max_flows != other.max_flows),
             ("decisions", self.decisions != other.decisions),

@@ -22,13 +22,14 @@ fn the_version_alone_gives_the_defaults() {
 #[test]
 fn everything_at_once() {
     let config = parse(
-        "version: 1\nnode: worker-1\nsample: 1/1\nhooks: full\noutput: json\ngrace: 0s\nbuffer: 65536\n\
+        "version: 1\nnode: worker-1\nsample: 1/1\nhooks: full\nattach: kprobe\noutput: json\ngrace: 0s\nbuffer: 65536\n\
          metrics:\n  listen: '[::]:9478'\n  tls: {certificate: /tls/tls.crt, key: /tls/tls.key}\n  \
          authorization: token\nhealth:\n  listen: null\nrecorder: {folder: /var/lib/viptrace, max_age: 2d}\n\
          otlp:\n  endpoint: https://collector:4318/base\n  headers: {x-tenant: a}\nlog: {level: warn}\n",
     )
     .unwrap();
     assert_eq!(config.grace.map(Span::get), Some(Duration::ZERO));
+    assert_eq!(config.attach, AttachChoice::Kprobe);
     assert_eq!(config.buffer.get(), 65536);
     assert_eq!(config.health.listen, None);
     assert_eq!(config.recorder.max_age.get(), Duration::from_hours(48));
@@ -52,6 +53,7 @@ fn an_error_names_the_line_and_the_key() {
         ("version: 1\notlp:\n  endpoint: collector:4318\n", 3, "otlp.endpoint", "URL"),
         ("version: 1\notlp:\n  headers: {\"a b\": c}\n", 3, "otlp.headers", "HTTP"),
         ("version: 1\nhooks: some\n", 2, "hooks", "some"),
+        ("version: 1\nattach: uprobe\n", 2, "attach", "uprobe"),
         ("version: 1\nnode: a\nnode: b\n", 3, "node", "duplicate"),
     ] {
         let (found, said) = parse(text).unwrap_err();
@@ -65,9 +67,11 @@ fn an_error_names_the_line_and_the_key() {
 #[test]
 fn keys_that_need_a_restart_are_named() {
     let old = parse("version: 1\n").unwrap();
-    let new =
-        parse("version: 1\nsample: 1/5\ndecisions: 65536\nhooks: full\nstream: {socket: null}\n").unwrap();
-    assert_eq!(old.needs_restart(&new), ["hooks", "sample", "decisions", "stream.socket"]);
+    let new = parse(
+        "version: 1\nsample: 1/5\ndecisions: 65536\nhooks: full\nattach: fentry\nstream: {socket: null}\n",
+    )
+    .unwrap();
+    assert_eq!(old.needs_restart(&new), ["hooks", "attach", "sample", "decisions", "stream.socket"]);
     assert!(old.needs_restart(&old).is_empty());
 }
 
@@ -119,7 +123,7 @@ fn the_page_lists_every_key_with_its_default() {
     let restart: BTreeSet<&str> = rows.iter().filter(|row| row[4] == "no").map(|row| row[0]).collect();
     let of_code = parse("version: 1\n").unwrap().needs_restart(
         &parse(
-            "version: 1\nnode: a\ncluster: {folder: a}\ngrace: 1s\nhooks: full\nsample: 1/2\nmax_flows: 16\ndecisions: 1024\nbuffer: 4K\n\
+            "version: 1\nnode: a\ncluster: {folder: a}\ngrace: 1s\nhooks: full\nattach: kprobe\nsample: 1/2\nmax_flows: 16\ndecisions: 1024\nbuffer: 4K\n\
              kernel_stats: true\nmetrics: {listen: null}\nhealth: {listen: null}\nstream: {socket: null}\n",
         )
         .unwrap(),
@@ -152,6 +156,8 @@ fn the_schema_accepts_what_the_agent_accepts() {
         ("{version: 1, metrics: {listem: null}}", false),
         ("{version: 1, stream: {max_readers: 0}}", false),
         ("{version: 1, hooks: some}", false),
+        ("{version: 1, attach: fentry}", true),
+        ("{version: 1, attach: uprobe}", false),
         ("{}", false),
     ] {
         let value: Value = serde_saphyr::from_str(text).unwrap();

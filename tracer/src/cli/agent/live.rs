@@ -10,7 +10,7 @@ use tokio::signal::unix::Signal;
 use crate::{
     agent::{
         Agent,
-        config::{Config, HookChoice},
+        config::{AttachChoice, Config, HookChoice},
     },
     cli::{
         ResultExt as _,
@@ -45,16 +45,17 @@ const LOOK_FOR_MODULE: Duration = Duration::from_secs(1);
 pub(super) async fn run(
     agent: Agent,
     config: &Config,
+    attach: Option<Attach>,
     node: Option<String>,
     stop: &mut Stop,
     hangup: &mut Signal,
 ) -> anyhow::Result<()> {
     check_capabilities(&Environment::inspect())?;
-    if !wait_for_modules(&agent, stop).await {
+    let options = options(config, attach, node);
+    if !wait_for_modules(&agent, options.attach.into(), stop).await {
         agent.finish().await;
         return Ok(());
     }
-    let options = options(config, node);
     let _measured = config.kernel_stats.then(|| measure(&agent)).flatten();
     let mut sink = AgentSink { agent, hangup, reload: false, read_runs: None };
     let begun = Trace::begin(&options, &mut sink, stop).await;
@@ -90,13 +91,13 @@ fn check_capabilities(environment: &Environment) -> anyhow::Result<()> {
 
 /// Waits for the module without which the kernel tracks no connection: on a node that has just started, kube-proxy's first
 /// rules load it, often after the agent has begun. Returns false if a stop request came first.
-async fn wait_for_modules(agent: &Agent, stop: &mut Stop) -> bool {
+async fn wait_for_modules(agent: &Agent, tiers: Tiers, stop: &mut Stop) -> bool {
     let is_loaded = |module: &str| is_live(Path::new("/"), module);
     // On nearly every node it is loaded, and the kernel need not be inspected for it.
     if Hook::Confirm.spec().module.is_some_and(is_loaded) {
         return true;
     }
-    let inspected = Kernel::inspect(Environment::inspect(), HookSet::Failures, Tiers::Auto);
+    let inspected = Kernel::inspect(Environment::inspect(), HookSet::Failures, tiers);
     let Some(module) = inspected.awaited_module() else { return true };
     agent.waits_for(Some(module));
     while !is_loaded(module) {
@@ -120,8 +121,8 @@ fn measure(agent: &Agent) -> Option<std::os::fd::OwnedFd> {
     }
 }
 
-/// The trace that the agent runs.
-fn options(config: &Config, node: Option<String>) -> TraceOptions {
+/// The trace that the agent runs; `attach` replaces the configuration's.
+fn options(config: &Config, attach: Option<Attach>, node: Option<String>) -> TraceOptions {
     let cluster = match &config.cluster.folder {
         Some(folder) => ClusterSource::Folder(folder.clone()),
         None => ClusterSource::Api {
@@ -146,7 +147,11 @@ fn options(config: &Config, node: Option<String>) -> TraceOptions {
         },
         sample: config.sample.denominator(),
         decisions: u32::try_from(config.decisions.get()).ok(),
-        attach: Attach::Auto,
+        attach: attach.unwrap_or(match config.attach {
+            AttachChoice::Auto => Attach::Auto,
+            AttachChoice::Fentry => Attach::Fentry,
+            AttachChoice::Kprobe => Attach::Kprobe,
+        }),
         without_hooks: Vec::new(),
         max_flows: config.max_flows.as_usize(),
         buffer_bytes: usize::try_from(config.buffer.get()).unwrap_or(usize::MAX),
@@ -267,6 +272,14 @@ mod tests {
     use std::fs;
 
     use super::*;
+
+    #[test]
+    fn the_flag_replaces_the_configurations_way_to_reach_functions() {
+        let attach = |yaml: &str, flag| options(&Config::parse(yaml).unwrap(), flag, None).attach;
+        assert_eq!(attach("version: 1\n", None), Attach::Auto);
+        assert_eq!(attach("version: 1\nattach: kprobe\n", None), Attach::Kprobe);
+        assert_eq!(attach("version: 1\nattach: kprobe\n", Some(Attach::Fentry)), Attach::Fentry);
+    }
 
     #[test]
     fn the_agent_does_not_run_without_a_capability_that_only_costs_a_trace_evidence() {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
+use super::Attach;
 use crate::agent::config::SOCKET;
 
 const AGENT_EXAMPLES: &str = "Examples:
@@ -32,6 +33,9 @@ pub struct AgentArgs {
     /// Replay this recording through the agent instead of observing the node, and serve its figures until stopped
     #[arg(long, value_name = "RECORDING")]
     pub(crate) from: Option<PathBuf>,
+    /// How to reach kernel functions, instead of the configuration's `attach`
+    #[arg(long, value_name = "TIER", conflicts_with = "from")]
+    pub(crate) attach: Option<Attach>,
     /// Only read the configuration and report its errors
     #[arg(long, conflicts_with = "from")]
     pub(crate) check_config: bool,
