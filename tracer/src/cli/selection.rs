@@ -1,6 +1,6 @@
 //! The flows that a person wants to see.
 
-use std::{fmt, net::SocketAddr, sync::Arc};
+use std::{collections::BTreeSet, fmt, net::SocketAddr, sync::Arc};
 
 use super::target::Target;
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
     cluster::{History, Key, model::ServicePort},
     error::sentence,
     session::{Judged, Judgements},
-    text::{list, safe},
+    text::{list, safe, shortened},
     time::{Timestamp, when::When},
     verdict::{ServiceRef, Verdict},
 };
@@ -234,6 +234,9 @@ impl Selection {
         if let Some((end, error)) = missing {
             return Some(format!("nothing of {end} is in the recording: {}", sentence(&*error)));
         }
+        if let Some((why, of)) = self.unknown_port(history, now).zip(self.target_in_words()) {
+            return Some(format!("nothing of {of} is in the recording: {why}"));
+        }
         let (of, none) = match (self.flow, &self.client, self.target_in_words()) {
             (Some(flow), ..) => (format!("of {flow}"), "no flow with these addresses"),
             (None, Some(client), Some(target)) => (format!("from {client} to {target}"), "no such flow"),
@@ -243,6 +246,19 @@ impl Selection {
         };
         let when = if span == Span::ALL { "" } else { " in this time" };
         Some(format!("nothing {of} is in the recording: {none} was observed{when}"))
+    }
+
+    /// The error for a port that the Service does not have, with those that it has.
+    pub(crate) fn unknown_port(&self, history: &History, now: Timestamp) -> Option<String> {
+        let (port, key) = (self.port.as_deref()?, self.target.as_ref()?.service()?);
+        let service = history.service(&key, now)?;
+        if service.ports.iter().any(|known| *known.name == *port || known.port.to_string() == port) {
+            return None;
+        }
+        let known: Vec<String> = service.ports.iter().map(port_in_words).collect();
+        let known: BTreeSet<&str> = known.iter().map(String::as_str).collect();
+        let has = if known.is_empty() { "none".to_owned() } else { shortened(&known) };
+        Some(format!("{key} has no port {}: it has {has}", safe(port)))
     }
 
     fn target_in_words(&self) -> Option<String> {
@@ -278,6 +294,12 @@ impl Selection {
             && self.client.as_ref().is_none_or(|client| client.is_client(verdict))
             && self.flow.is_none_or(|flow| flow.matches(verdict))
     }
+}
+
+/// `http (80/TCP)`, or `80/TCP` without a name.
+fn port_in_words(port: &ServicePort) -> String {
+    let number = format!("{}/{}", port.port, port.protocol);
+    if port.name.is_empty() { number } else { format!("{} ({number})", port.name) }
 }
 
 #[cfg(test)]

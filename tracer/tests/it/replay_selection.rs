@@ -156,3 +156,17 @@ fn a_port_is_chosen_by_its_name_or_its_number() {
     assert!(all > 0 && flows(":http") == all && flows(":80") == all, "{all}");
     assert_eq!(flows(":81"), 0);
 }
+
+#[test]
+fn an_unknown_port_is_reported_with_the_ports_that_the_service_has() {
+    let terminal = Terminal::new();
+    terminal.bring("recordings/debian-6.12-c20-no-endpoints.viptrace", "one.viptrace");
+    for output in ["table", "story", "counts"] {
+        for port in ["81", "https"] {
+            let read =
+                terminal.run(&format!("replay one.viptrace -o {output} --service shop/checkout:{port}"));
+            let why = format!("shop/checkout has no port {port}: it has http (80/TCP)");
+            assert!(read.contains(&why) && read.contains("[exit status 4]"), "{read}");
+        }
+    }
+}

@@ -19,6 +19,7 @@ use crate::{
     report::{Printer, counts},
     session::Detail,
     text::{count, list, safe},
+    time::Timestamp,
 };
 
 /// Counts the events of all files, and prints them.
@@ -38,8 +39,9 @@ pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Resu
     }
     let mut counts = EventCounts::default();
     let mut selection = options.selection.clone();
+    let mut unknown_port = None;
     for tape in &tapes {
-        count_tape(tape, span, &mut selection, &mut counts, &mut lacks);
+        unknown_port = count_tape(tape, span, &mut selection, &mut counts, &mut lacks).or(unknown_port);
     }
     lacks.extend(missing(&counts));
     if let Some((namespace, name)) = service {
@@ -48,7 +50,8 @@ pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Resu
         });
         if counts.services().next().is_none() {
             let port = selection.port.as_deref().map_or_else(String::new, |port| format!(":{port}"));
-            lacks.push(format!("no event of {namespace}/{name}{port} is in the recordings"));
+            let why = unknown_port.map_or_else(String::new, |why| format!(": {why}"));
+            lacks.push(format!("no event of {namespace}/{name}{port} is in the recordings{why}"));
         }
     }
     printer.note(&describe(&tapes, &counts));
@@ -88,13 +91,14 @@ fn recorded_time(tapes: &[Tape]) -> Span {
     Span { from: tapes.iter().map(began).min().unwrap_or_default(), to: ends.max().unwrap_or_default() }
 }
 
+/// Returns why the wanted port can have no event, if the Service does not have it.
 fn count_tape(
     tape: &Tape,
     span: Span,
     selection: &mut Selection,
     counts: &mut EventCounts,
     lacks: &mut Vec<String>,
-) {
+) -> Option<String> {
     let mut counter = EventCounter::new(span.from, span.to);
     let mut lacks_beginning = false;
     let mut cut = None;
@@ -112,12 +116,14 @@ fn count_tape(
         }
     }
     selection.name_ports(counter.history());
+    let unknown_port = selection.unknown_port(counter.history(), Timestamp::MAX);
     counter.finish(counts);
     let node = tape.header().node_name.as_deref().unwrap_or("an unnamed node");
     lacks.extend(cut.filter(|at| *at <= span.to).map(|at| format!("{node}: {}", cut_off(at))));
     if lacks_beginning {
         lacks.push(format!("{node}: the cluster's objects from before it began are missing"));
     }
+    unknown_port
 }
 
 /// What is missing in one file.
