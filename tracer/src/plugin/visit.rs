@@ -244,7 +244,9 @@ enum State {
 impl State {
     fn of(pod: &Pod) -> Self {
         let status = pod.status.clone().unwrap_or_default();
-        let container = status.container_statuses.unwrap_or_default().into_iter().next();
+        // An admission webhook may have added containers, and statuses are in the order of their names.
+        let mut containers = status.container_statuses.unwrap_or_default().into_iter();
+        let container = containers.find(|container| container.name == CONTAINER);
         let state = container.and_then(|container| container.state).unwrap_or_default();
         if let Some(ended) = state.terminated {
             let exit = format!("viptrace exited with status {}", ended.exit_code);
@@ -483,6 +485,13 @@ mod tests {
         let mut running = container(&json!({"running": {}}));
         running["phase"] = json!("Running");
         assert_eq!(state(&running), State::Running);
+        let mut injected = running.clone();
+        let sidecar = json!({
+            "name": "istio-proxy", "image": "i", "imageID": "", "ready": false, "restartCount": 0,
+            "state": {"waiting": {"reason": "ImagePullBackOff"}},
+        });
+        injected["containerStatuses"].as_array_mut().unwrap().insert(0, sidecar);
+        assert_eq!(state(&injected), State::Running, "another container is not viptrace's");
         let failed = json!({"phase": "Failed", "reason": "OutOfpods", "message": "Pod was rejected"});
         assert_eq!(state(&failed), State::Ended("OutOfpods: Pod was rejected".into()));
         let ended = container(&json!({"terminated": {"exitCode": 137, "reason": "OOMKilled"}}));
