@@ -18,6 +18,7 @@ use tokio::sync::{oneshot, watch};
 
 mod exec;
 mod http;
+mod pods;
 mod population;
 mod store;
 
@@ -65,6 +66,10 @@ impl Shared {
 
     fn container(&self) -> MutexGuard<'_, Container> {
         self.container.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wake(&self) {
+        self.changed.send_modify(|count| *count += 1);
     }
 
     fn bookmark_period(&self) -> Duration {
@@ -136,7 +141,7 @@ impl ApiServer {
     pub fn apply(&self, object: Value) -> io::Result<()> {
         let applied = self.shared.store().apply(object);
         applied.map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
-        self.wake();
+        self.shared.wake();
         Ok(())
     }
 
@@ -172,7 +177,7 @@ impl ApiServer {
     pub fn delete(&self, kind: &str, namespace: &str, name: &str) -> bool {
         let Some(resource) = Resource::of_kind(kind) else { return false };
         let deleted = self.shared.store().delete(resource, namespace, name);
-        self.wake();
+        self.shared.wake();
         deleted
     }
 
@@ -241,6 +246,22 @@ impl ApiServer {
         self.shared.container().denied.insert(resource.to_owned());
     }
 
+    /// Gives each Pod that is created from now on this status, after a delay.
+    pub fn start_pods(&self, status: Value, delay: Duration) {
+        self.shared.container().creation = pods::Creation { status, delay };
+    }
+
+    /// Answers the deletion of this Pod with this HTTP status from now on.
+    pub fn keep_pod(&self, name: &str, code: u16, message: &str) {
+        self.shared.container().kept.insert(name.to_owned(), (code, message.to_owned()));
+    }
+
+    /// The Pods of a namespace, by their names.
+    pub fn pods(&self, namespace: &str) -> Vec<String> {
+        let (pods, _) = self.shared.store().list(Resource::Pods, Some(namespace), None, 0);
+        pods.iter().filter_map(|pod| Some(pod.pointer("/metadata/name")?.as_str()?.to_owned())).collect()
+    }
+
     /// The number of lists of this kind answered so far, without continued pages.
     pub fn lists_served(&self, kind: &str) -> u64 {
         self.shared.store().served(kind).0
@@ -249,10 +270,6 @@ impl ApiServer {
     /// The number of watches of this kind opened so far.
     pub fn watches_served(&self, kind: &str) -> u64 {
         self.shared.store().served(kind).1
-    }
-
-    fn wake(&self) {
-        self.shared.changed.send_modify(|count| *count += 1);
     }
 
     fn stop(&mut self) {

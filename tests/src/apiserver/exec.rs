@@ -5,7 +5,11 @@
 //! (<https://github.com/kubernetes/kubernetes/blob/master/staging/src/k8s.io/kubelet/pkg/cri/streaming/remotecommand/websocket.go>).
 //! A test supplies the commands' results.
 
-use std::{collections::BTreeSet, fmt, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::Arc,
+};
 
 use axum::{
     Json,
@@ -22,7 +26,7 @@ use tokio_tungstenite::{
     tungstenite::{self, Message, handshake::derive_accept_key, protocol::Role},
 };
 
-use super::{Shared, http::status};
+use super::{Shared, http::status, pods::Creation};
 
 const STDOUT: u8 = 1;
 const STDERR: u8 = 2;
@@ -58,6 +62,9 @@ type Run = dyn Fn(&Command) -> Ran + Send + Sync;
 pub(super) struct Container {
     pub(super) run: Option<Arc<Run>>,
     pub(super) denied: BTreeSet<String>,
+    pub(super) creation: Creation,
+    /// Pods whose deletion is refused.
+    pub(super) kept: BTreeMap<String, (u16, String)>,
 }
 
 impl fmt::Debug for Container {

@@ -20,7 +20,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{Shared, exec, store::Resource};
+use super::{Shared, exec, pods, store::Resource};
 
 type Params = Query<HashMap<String, String>>;
 
@@ -40,9 +40,10 @@ pub(super) fn router(shared: Arc<Shared>) -> Router {
         .route("/apis/discovery.k8s.io/v1", get(|| async { resources("discovery.k8s.io/v1") }))
         .route("/api/v1/{plural}", get(core_all))
         .route("/api/v1/{plural}/{name}", get(core_unscoped))
-        .route("/api/v1/namespaces/{namespace}/{plural}", get(core_namespaced))
-        .route("/api/v1/namespaces/{namespace}/{plural}/{name}", get(core_one))
+        .route("/api/v1/namespaces/{namespace}/{plural}", get(core_namespaced).post(pods::create))
+        .route("/api/v1/namespaces/{namespace}/{plural}/{name}", get(core_one).delete(pods::delete))
         .route("/api/v1/namespaces/{namespace}/pods/{name}/exec", get(exec::exec))
+        .route("/api/v1/namespaces/{namespace}/pods/{name}/attach", get(exec::exec))
         .route("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", post(exec::review))
         .route("/apis/discovery.k8s.io/v1/{plural}", get(discovery_all))
         .route("/apis/discovery.k8s.io/v1/namespaces/{namespace}/{plural}", get(discovery_namespaced))
@@ -183,7 +184,8 @@ fn list(
         let after = token.and_then(|token| token.split_once('/'));
         let after = after.map(|(ns, name)| (ns.to_owned(), name.to_owned()));
         let (items, last) = store.list(resource, namespace, after.as_ref(), limit);
-        for item in items {
+        let selector = query.get("labelSelector").map_or("", String::as_str);
+        for item in items.iter().filter(|item| pods::has_labels(item, selector)) {
             page.push(|text| text.push_str(&item.to_string()));
         }
         if let Some((ns, name)) = last {

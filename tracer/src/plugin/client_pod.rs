@@ -17,7 +17,7 @@ use tokio::time::sleep;
 
 use super::{
     pod::{CONTAINER, PROGRAM},
-    visit::{NOT_STARTED, VisitError, within, words},
+    visit::{NOT_STARTED, VisitError, polled, within, words},
     wire::{self, Connection},
 };
 use crate::{cluster::Key, text::clean};
@@ -75,9 +75,9 @@ pub(crate) async fn connect(
     patched.await.map_err(failed)?.ok_or(ClientError::NotSupported)?;
     let began = Instant::now();
     loop {
-        let why = match State::of(&within(pods.get(&pod.name)).await.map_err(failed)?, &name) {
-            State::Ended(message) => return results(pod, &message),
-            State::Waiting(why) => why,
+        let why = match polled(&pods, &pod.name).await.map_err(failed)?.map(|pod| State::of(&pod, &name)) {
+            Ok(State::Ended(message)) => return results(pod, &message),
+            Ok(State::Waiting(why)) | Err(why) => why,
         };
         if began.elapsed() >= patience {
             let why = format!("{why}, after {} s", patience.as_secs());

@@ -164,18 +164,18 @@ impl Visitor {
     ) -> Result<(), VisitError> {
         let began = Instant::now();
         loop {
-            let pod = within(self.pods.get(name)).await?;
-            let last = match State::of(&pod) {
-                State::Running => return Ok(()),
-                State::Ended(why) => return Err(VisitError::Ended { pod: name.to_owned(), why }),
-                State::Failing { why, image } if began.elapsed() >= PULLING => {
+            let (last, image) = match polled(&self.pods, name).await?.map(|pod| State::of(&pod)) {
+                Ok(State::Running) => return Ok(()),
+                Ok(State::Ended(why)) => return Err(VisitError::Ended { pod: name.to_owned(), why }),
+                Ok(State::Failing { why, image }) if began.elapsed() >= PULLING => {
                     return Err(VisitError::NotStarted { pod: name.to_owned(), why, image });
                 }
-                State::Failing { why, .. } | State::Waiting(why) => why,
+                Ok(State::Failing { why, image }) => (why, image),
+                Ok(State::Waiting(why)) | Err(why) => (why, false),
             };
             if began.elapsed() >= self.patience {
                 let why = format!("{last}, after {} s", self.patience.as_secs());
-                return Err(VisitError::NotStarted { pod: name.to_owned(), why, image: false });
+                return Err(VisitError::NotStarted { pod: name.to_owned(), why, image });
             }
             progress(&last);
             sleep(POLL).await;
@@ -218,6 +218,22 @@ pub(super) async fn within<T>(request: impl Future<Output = kube::Result<T>>) ->
         Ok(Err(error)) => Err(VisitError::Request(request_error(&error))),
         Err(_) => Err(VisitError::NoAnswer),
     }
+}
+
+/// The Pod, for a reader that asks again: the inner error is one that may pass, such as that of an overloaded API server or of
+/// one that a load balancer has just lost.
+pub(super) async fn polled(pods: &Api<Pod>, name: &str) -> Result<Result<Pod, String>, VisitError> {
+    match timeout(REQUEST, pods.get(name)).await {
+        Ok(Ok(pod)) => Ok(Ok(pod)),
+        Ok(Err(error)) if is_final(&error) => Err(VisitError::Request(request_error(&error))),
+        Ok(Err(error)) => Ok(Err(request_error(&error))),
+        Err(_) => Ok(Err(VisitError::NoAnswer.to_string())),
+    }
+}
+
+/// Whether the same request gets the same answer: the API server understood and refused it.
+fn is_final(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 429)
 }
 
 /// The state of a container of which the kubelet has reported none.
@@ -469,6 +485,18 @@ mod tests {
         json!({"phase": "Pending", "containerStatuses": [{
             "name": "viptrace", "image": "i", "imageID": "", "ready": false, "restartCount": 0, "state": state,
         }]})
+    }
+
+    #[test]
+    fn only_an_answer_that_stays_the_same_ends_the_wait_for_a_pod() {
+        let api = |code| {
+            kube::Error::Api(kube::core::Status::failure("no", "Reason").with_code(code).boxed())
+        };
+        for (code, expected) in [(403, true), (404, true), (429, false), (500, false), (503, false)] {
+            assert_eq!(is_final(&api(code)), expected, "{code}");
+        }
+        let cut = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+        assert!(!is_final(&kube::Error::Service(Box::new(cut))));
     }
 
     #[test]

@@ -40,6 +40,7 @@ mod incident;
 mod ipvs_support;
 mod kubectl_collect;
 mod kubectl_hints;
+mod kubectl_visit;
 mod node_support;
 mod output;
 mod pages;
