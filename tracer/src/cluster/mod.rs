@@ -18,6 +18,7 @@ mod few;
 pub mod folder;
 pub(crate) mod history;
 pub mod model;
+mod proxy;
 pub(crate) mod raw;
 mod shared;
 pub(crate) mod status;

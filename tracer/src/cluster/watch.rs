@@ -18,10 +18,12 @@ use crate::{
     cluster::{
         answer,
         model::{Change, Kind, Trimmed},
+        proxy::proxy,
         trim::Oddity,
     },
     error::Hint,
     kernel::{now, wall_ahead_ns},
+    text::safe,
     time::Timestamp,
 };
 
@@ -212,9 +214,14 @@ impl Access {
             config.root_cert = Some(Vec::new());
         }
         let server = config.cluster_url.to_string().trim_end_matches('/').to_owned();
-        let client = Client::try_from(config).map_err(|error| AccessError::Client {
-            server: server.clone(),
-            reason: answer::of_request(&error),
+        let plugin = config.auth_info.exec.as_ref().and_then(|exec| exec.command.clone());
+        let client = Client::try_from(config).map_err(|error| {
+            let reason = answer::of_request(&error);
+            let reason = match plugin.filter(|_| matches!(error, kube::Error::Auth(_))) {
+                Some(plugin) => format!("the credential plugin {}: {reason}", safe(&plugin)),
+                None => reason,
+            };
+            AccessError::Client { server: server.clone(), reason }
         })?;
         Ok((client, server, namespace))
     }
@@ -238,19 +245,32 @@ impl Access {
                 reason: answer::of_kubeconfig(&error),
             };
             let kubeconfig = Kubeconfig::read_from(path).map_err(broken)?;
-            return Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(broken);
+            let config =
+                Config::from_custom_kubeconfig(kubeconfig.clone(), &options).await.map_err(broken)?;
+            return Ok(self.with_proxy(config, &kubeconfig));
         }
         if let Some(context) = &self.context {
             let broken = |error: KubeconfigError| AccessError::Context {
                 context: context.clone(),
                 reason: answer::of_kubeconfig(&error),
             };
-            return Config::from_kubeconfig(&options).await.map_err(broken);
+            let config = Config::from_kubeconfig(&options).await.map_err(broken)?;
+            return Ok(self.with_proxy(config, &Kubeconfig::read().map_err(broken)?));
         }
-        Config::infer().await.map_err(|error| AccessError::Nowhere {
+        let config = Config::infer().await.map_err(|error| AccessError::Nowhere {
             reason: answer::of_inference(&error),
             by_sudo: env::var_os("SUDO_USER").is_some() && env::var_os("KUBECONFIG").is_none(),
+        })?;
+        Ok(match Kubeconfig::read() {
+            Ok(kubeconfig) => self.with_proxy(config, &kubeconfig),
+            // It is that of the Pod's account.
+            Err(_) => config,
         })
+    }
+
+    fn with_proxy(&self, mut config: Config, kubeconfig: &Kubeconfig) -> Config {
+        config.proxy_url = proxy(kubeconfig, self.context.as_deref(), &config.cluster_url);
+        config
     }
 }
 

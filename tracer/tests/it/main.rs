@@ -38,6 +38,7 @@ mod help;
 mod house;
 mod incident;
 mod ipvs_support;
+mod kubectl_access;
 mod kubectl_collect;
 mod kubectl_hints;
 mod kubectl_visit;
