@@ -256,6 +256,11 @@ impl ApiServer {
         self.shared.container().kept.insert(name.to_owned(), (code, message.to_owned()));
     }
 
+    /// The number of Pods whose creation was requested so far.
+    pub fn creations(&self) -> u64 {
+        self.shared.container().creations
+    }
+
     /// The Pods of a namespace, by their names.
     pub fn pods(&self, namespace: &str) -> Vec<String> {
         let (pods, _) = self.shared.store().list(Resource::Pods, Some(namespace), None, 0);

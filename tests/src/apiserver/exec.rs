@@ -63,6 +63,8 @@ pub(super) struct Container {
     pub(super) run: Option<Arc<Run>>,
     pub(super) denied: BTreeSet<String>,
     pub(super) creation: Creation,
+    /// The number of Pods whose creation was requested.
+    pub(super) creations: u64,
     /// Pods whose deletion is refused.
     pub(super) kept: BTreeMap<String, (u16, String)>,
 }

@@ -31,7 +31,11 @@ pub(super) async fn create(
     if plural != "pods" {
         return status(405, "MethodNotAllowed", "only Pods are created here");
     }
-    let Creation { status: of_pod, delay } = shared.container().creation.clone();
+    let Creation { status: of_pod, delay } = {
+        let mut container = shared.container();
+        container.creations += 1;
+        container.creation.clone()
+    };
     pod["metadata"]["namespace"] = json!(namespace);
     pod["status"] = of_pod;
     let created = tokio::spawn(async move {

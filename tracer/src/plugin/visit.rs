@@ -4,7 +4,10 @@
 
 use std::{
     fmt,
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -17,8 +20,8 @@ use kube::{
 use serde::{Deserialize, de::DeserializeOwned};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _},
-    sync::mpsc,
-    task::JoinHandle,
+    sync::{Semaphore, mpsc, oneshot},
+    task::{JoinHandle, JoinSet},
     time::{Instant, sleep, timeout},
 };
 
@@ -36,6 +39,8 @@ use crate::{
 
 /// The longest time for one request to the API server.
 const REQUEST: Duration = Duration::from_secs(15);
+/// The Pods that start at the same time.
+pub(crate) const AT_ONCE: usize = 16;
 /// The interval at which a starting Pod is read.
 const POLL: Duration = Duration::from_millis(300);
 /// A Pod whose image could not be pulled for this long is given up; the first failure may pass.
@@ -109,6 +114,10 @@ pub(crate) struct Visitor {
     /// How long a Pod may take to start.
     patience: Duration,
     visits: AtomicUsize,
+    /// One permit for each Pod that may start at the same time.
+    starts: Semaphore,
+    /// The creations that were requested. They go on when the visit is given up, so that their Pods can be removed.
+    creations: Mutex<JoinSet<()>>,
 }
 
 impl fmt::Debug for Visitor {
@@ -123,7 +132,15 @@ impl fmt::Debug for Visitor {
 impl Visitor {
     pub(crate) fn new(client: Client, options: PodOptions, run: String, patience: Duration) -> Self {
         let pods = Api::namespaced(client, &options.namespace);
-        Self { pods, options, run, patience, visits: AtomicUsize::new(0) }
+        Self {
+            pods,
+            options,
+            run,
+            patience,
+            visits: AtomicUsize::new(0),
+            starts: Semaphore::new(AT_ONCE),
+            creations: Mutex::default(),
+        }
     }
 
     /// Starts a Pod on the node and waits until it runs. `progress` gets what it waits for, and that the Pod runs.
@@ -132,19 +149,32 @@ impl Visitor {
         node: &str,
         mut progress: impl FnMut(&str),
     ) -> Result<Visit, VisitError> {
+        // It is never closed.
+        let _start = self.starts.acquire().await;
         let name = pod::name(&self.run, self.visits.fetch_add(1, Ordering::Relaxed));
         let manifest = pod::manifest(&self.options, &name, node, &self.run);
         let manifest: Pod =
             serde_json::from_value(manifest).map_err(|error| VisitError::Request(error.to_string()))?;
         progress("creating a Pod");
-        within(self.pods.create(&PostParams::default(), &manifest))
-            .await
-            .map_err(|error| self.explained(error))?;
+        self.create(manifest).await.map_err(|error| self.explained(error))?;
         self.wait_until_running(&name, &mut progress).await?;
         progress("its Pod runs");
         let attach = AttachParams::default().container(CONTAINER).stdin(true).stdout(true).stderr(false);
         let lifeline = within(self.pods.attach(&name, &attach)).await?;
         Ok(Visit { pods: self.pods.clone(), pod: name, _lifeline: lifeline })
+    }
+
+    /// Creates the Pod. The request is not withdrawn with the visit: the API server may have received it already.
+    async fn create(&self, manifest: Pod) -> Result<(), VisitError> {
+        let (answer, answered) = oneshot::channel();
+        let pods = self.pods.clone();
+        let creation = async move {
+            let created = within(pods.create(&PostParams::default(), &manifest)).await;
+            // Nobody waits for the answer if the visit was given up.
+            let _ = answer.send(created.map(|_| ()));
+        };
+        self.creations.lock().unwrap_or_else(PoisonError::into_inner).spawn(creation);
+        answered.await.unwrap_or(Err(VisitError::NoAnswer))
     }
 
     /// An admission's refusal is a status like a missing permission's.
@@ -187,6 +217,9 @@ impl Visitor {
         if self.visits.load(Ordering::Relaxed) == 0 {
             return Ok(Vec::new());
         }
+        let mut creations =
+            std::mem::take(&mut *self.creations.lock().unwrap_or_else(PoisonError::into_inner));
+        while creations.join_next().await.is_some() {}
         delete(&self.pods, Some(&self.run)).await
     }
 }

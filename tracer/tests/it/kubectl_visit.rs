@@ -97,3 +97,27 @@ fn an_image_that_cannot_be_pulled_is_reported_with_what_to_do_however_short_the_
     assert!(read.contains("--image NAME chooses an image"), "{read}");
     assert_eq!((code, lab.server.pods(SPACE)), (Some(1), Vec::new()), "{read}");
 }
+
+/// Ctrl-C comes while the API server creates the Pod: the answer never reaches the plugin, and the Pod must not stay.
+#[test]
+fn a_pod_that_is_being_created_at_the_end_is_removed_too() {
+    let lab = Lab::of(&[node("n1")]);
+    lab.server.start_pods(Value::Null, Duration::from_secs(2));
+    let mut plugin = lab.start(&["trace"]);
+    assert!(soon(|| lab.server.creations() == 1));
+    interrupt(&mut plugin);
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(lab.server.pods(SPACE), Vec::<String>::new());
+}
+
+#[test]
+fn the_pods_of_a_large_cluster_start_a_few_at_a_time() {
+    let lab = Lab::of(&(0..40).map(|number| node(&format!("n{number:02}"))).collect::<Vec<_>>());
+    lab.server.start_pods(Value::Null, Duration::ZERO);
+    let mut plugin = lab.start(&["trace", "--all-nodes", "--pod-timeout", "20s"]);
+    assert!(soon(|| lab.server.pods(SPACE).len() == 16));
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(lab.server.pods(SPACE).len(), 16);
+    interrupt(&mut plugin);
+    assert_eq!(lab.server.pods(SPACE), Vec::<String>::new());
+}

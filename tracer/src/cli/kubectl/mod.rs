@@ -36,7 +36,7 @@ use crate::{
         nodes::Choice,
         permissions::{self, Permission},
         pod,
-        visit::{self, Visit, VisitError, Visitor},
+        visit::{self, AT_ONCE, Visit, VisitError, Visitor},
     },
     report::{Output, Paint, Printer, Verbosity, printer::ColorChoice, record_line, yaml_document},
     text::{count, list},
@@ -46,8 +46,6 @@ pub(super) use complete::COMPLETER;
 use trace::Medium;
 use traces::Objects;
 
-/// The Pods that start at the same time.
-const AT_ONCE: usize = 16;
 /// The time between the guard's attempts.
 const RETRY: Duration = Duration::from_secs(2);
 
