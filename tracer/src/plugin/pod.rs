@@ -15,6 +15,8 @@ pub(crate) const PROGRAM: &str = "/usr/bin/viptrace";
 pub(crate) const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "kubectl-viptrace");
 /// The label with the number of one run of the plugin.
 pub(crate) const RUN: &str = "kubectl-viptrace/run";
+/// The namespace of the Pods, unless the user names another.
+pub(crate) const NAMESPACE: &str = "kube-system";
 /// The image of this version.
 pub(crate) const IMAGE: &str = concat!("viptrace:", env!("CARGO_PKG_VERSION"), "-tools");
 

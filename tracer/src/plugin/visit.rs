@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use futures::{Stream, StreamExt as _};
+use futures::{Stream, StreamExt as _, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, Client,
@@ -220,16 +220,20 @@ impl Visitor {
         let mut creations =
             std::mem::take(&mut *self.creations.lock().unwrap_or_else(PoisonError::into_inner));
         while creations.join_next().await.is_some() {}
-        delete(&self.pods, Some(&self.run)).await
+        delete(&self.pods, &self.run).await
     }
 }
 
-/// Deletes the Pods of a run, or of every run. Returns their names.
-pub(crate) async fn delete(pods: &Api<Pod>, run: Option<&str>) -> Result<Vec<String>, VisitError> {
-    let found = within(pods.list(&ListParams::default().labels(&pod::selector(run)))).await?;
-    let mut names = Vec::new();
-    for pod in found.items {
-        let Some(name) = pod.metadata.name else { continue };
+/// Deletes the Pods of a run, a few at a time. One that cannot be deleted does not keep the others. Returns the names of the
+/// deleted ones.
+async fn delete(pods: &Api<Pod>, run: &str) -> Result<Vec<String>, VisitError> {
+    let found = within(pods.list(&ListParams::default().labels(&pod::selector(Some(run))))).await?;
+    delete_all(pods, found.items.into_iter().filter_map(|pod| pod.metadata.name).collect()).await
+}
+
+/// Deletes these Pods, as [`delete`].
+async fn delete_all(pods: &Api<Pod>, names: Vec<String>) -> Result<Vec<String>, VisitError> {
+    let each = names.into_iter().map(|name| async move {
         let deleted = within(async {
             match pods.delete(&name, &DeleteParams::default().grace_period(0)).await {
                 // Somebody else was faster.
@@ -237,11 +241,46 @@ pub(crate) async fn delete(pods: &Api<Pod>, run: Option<&str>) -> Result<Vec<Str
                 deleted => deleted.map(|_| true),
             }
         });
-        if deleted.await? {
-            names.push(name);
+        (deleted.await, name)
+    });
+    let answers = stream::iter(each).buffered(AT_ONCE).collect::<Vec<_>>().await;
+    let mut deleted = Vec::new();
+    let mut failed = None;
+    for (answer, name) in answers {
+        match answer {
+            Ok(true) => deleted.push(name),
+            Ok(false) => {}
+            Err(error) => failed = failed.or(Some(error)),
         }
     }
-    Ok(names)
+    failed.map_or(Ok(deleted), Err)
+}
+
+/// Deletes the Pods that a run left when it ended. Returns whether none is left.
+pub(crate) async fn delete_run(pods: &Api<Pod>, run: &str) -> bool {
+    delete(pods, run).await.is_ok()
+}
+
+/// What [`clean_up`] found.
+#[derive(Debug, Default)]
+pub(crate) struct CleanedUp {
+    /// The names of the removed Pods.
+    pub(crate) removed: Vec<String>,
+    /// Those that have not ended: somebody's plugin may use them now.
+    pub(crate) in_use: Vec<String>,
+}
+
+/// Removes the ended Pods of every run, and with `all` those that have not ended.
+pub(crate) async fn clean_up(pods: &Api<Pod>, all: bool) -> Result<CleanedUp, VisitError> {
+    let found = within(pods.list(&ListParams::default().labels(&pod::selector(None)))).await?;
+    let has_ended = |pod: &Pod| {
+        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        matches!(phase, Some("Succeeded" | "Failed"))
+    };
+    let (removable, others): (Vec<_>, Vec<_>) =
+        found.items.into_iter().partition(|pod| all || has_ended(pod));
+    let names = |pods: Vec<Pod>| pods.into_iter().filter_map(|pod| pod.metadata.name).collect::<Vec<_>>();
+    Ok(CleanedUp { removed: delete_all(pods, names(removable)).await?, in_use: names(others) })
 }
 
 /// Bounds a request, and puts its error in words.

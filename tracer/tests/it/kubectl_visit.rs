@@ -121,3 +121,49 @@ fn the_pods_of_a_large_cluster_start_a_few_at_a_time() {
     interrupt(&mut plugin);
     assert_eq!(lab.server.pods(SPACE), Vec::<String>::new());
 }
+
+fn pod_of_the_plugin(name: &str, phase: &str) -> Value {
+    json!({
+        "kind": "Pod",
+        "metadata": {
+            "namespace": SPACE, "name": name, "labels": {"app.kubernetes.io/managed-by": "kubectl-viptrace"},
+        },
+        "spec": {"containers": []},
+        "status": {"phase": phase},
+    })
+}
+
+#[test]
+fn cleanup_leaves_the_pods_that_another_run_uses() {
+    let lab = Lab::of(&[]);
+    for (name, phase) in
+        [("ended", "Succeeded"), ("evicted", "Failed"), ("used", "Running"), ("new", "Pending")]
+    {
+        lab.server.apply(pod_of_the_plugin(name, phase)).unwrap();
+    }
+    let (read, code) = lab.run(&["cleanup"]);
+    assert_eq!(
+        (code, lab.server.pods(SPACE)),
+        (Some(0), vec!["new".to_owned(), "used".to_owned()]),
+        "{read}"
+    );
+    assert!(read.contains("removed 2 Pods from kube-system: ended and evicted\n"), "{read}");
+    assert!(
+        read.contains("left 2 Pods that another run may use: new and used; `kubectl viptrace cleanup --all`"),
+        "{read}"
+    );
+    let (read, _) = lab.run(&["cleanup", "--all"]);
+    assert_eq!(lab.server.pods(SPACE), Vec::<String>::new(), "{read}");
+}
+
+#[test]
+fn a_pod_that_cannot_be_deleted_does_not_keep_the_others() {
+    let lab = Lab::of(&[]);
+    for name in ["a", "b", "c"] {
+        lab.server.apply(pod_of_the_plugin(name, "Succeeded")).unwrap();
+    }
+    lab.server.keep_pod("a", 500, "etcdserver: request timed out");
+    let (read, code) = lab.run(&["cleanup"]);
+    assert_eq!((code, lab.server.pods(SPACE)), (Some(1), vec!["a".to_owned()]), "{read}");
+    assert!(read.contains("etcdserver: request timed out"), "{read}");
+}

@@ -14,7 +14,7 @@ use crate::{
     parse::units,
     plugin::{
         nodes::Wish,
-        pod::{IMAGE, PodOptions, Toleration},
+        pod::{IMAGE, NAMESPACE, PodOptions, Toleration},
     },
     report::Output,
     time::when::When,
@@ -194,7 +194,7 @@ pub(crate) struct PodArgs {
     #[arg(long, value_name = "SECRET")]
     image_pull_secret: Vec<String>,
     /// The namespace of the Pods; its Pod Security level has to be `privileged`
-    #[arg(long, value_name = "NAMESPACE", default_value = "kube-system")]
+    #[arg(long, value_name = "NAMESPACE", default_value = NAMESPACE)]
     pub(crate) pod_namespace: String,
     /// Tolerate this taint only: KEY[=VALUE][:EFFECT]; can be repeated [default: every taint]
     #[arg(long, value_name = "TAINT", value_parser = Toleration::parse)]
@@ -219,7 +219,7 @@ impl Default for PodArgs {
         Self {
             image: IMAGE.to_owned(),
             image_pull_secret: Vec::new(),
-            pod_namespace: "kube-system".to_owned(),
+            pod_namespace: NAMESPACE.to_owned(),
             toleration: Vec::new(),
             sys_admin: false,
             pod_timeout: Duration::from_mins(1),
@@ -379,8 +379,11 @@ pub(crate) struct CollectArgs {
 #[derive(Debug, Args)]
 pub(crate) struct CleanupArgs {
     /// The namespace of the Pods
-    #[arg(long, value_name = "NAMESPACE", default_value = "kube-system")]
+    #[arg(long, value_name = "NAMESPACE", default_value = NAMESPACE)]
     pub(crate) pod_namespace: String,
+    /// Remove also the Pods that have not ended: another run of the plugin that uses them fails
+    #[arg(long)]
+    pub(crate) all: bool,
 }
 
 /// What a user named.

@@ -36,7 +36,7 @@ use crate::{
         nodes::Choice,
         permissions::{self, Permission},
         pod,
-        visit::{self, AT_ONCE, Visit, VisitError, Visitor},
+        visit::{self, AT_ONCE, CleanedUp, Visit, VisitError, Visitor},
     },
     report::{Output, Paint, Printer, Verbosity, printer::ColorChoice, record_line, yaml_document},
     text::{count, list},
@@ -245,6 +245,7 @@ impl Session {
 
     /// Removes the Pods of this run.
     async fn leave(mut self, printer: &mut Printer) {
+        let namespace = &self.pods.pod_namespace;
         match self.visitor.leave().await {
             Ok(names) => {
                 if !names.is_empty() {
@@ -256,8 +257,8 @@ impl Session {
             }
             // The guard goes on trying.
             Err(error) => printer.warn(&format!(
-                "Pods of this run may remain in {}: {error}; `kubectl viptrace cleanup` removes them",
-                self.pods.pod_namespace
+                "Pods of this run may remain in {namespace}: {error}; {} removes them",
+                cleanup_command(namespace)
             )),
         }
     }
@@ -374,17 +375,33 @@ fn run_number() -> String {
     format!("{:08x}", (mixed ^ (mixed >> 32)) as u32)
 }
 
+/// The command that removes every Pod of the plugin from this namespace.
+fn cleanup_command(namespace: &str) -> String {
+    if namespace == pod::NAMESPACE {
+        return "`kubectl viptrace cleanup --all`".to_owned();
+    }
+    format!("`kubectl viptrace cleanup --all --pod-namespace {namespace}`")
+}
+
 /// `kubectl viptrace cleanup`.
 async fn cleanup(args: &CleanupArgs, server: &ServerArgs, mut printer: Printer) -> anyhow::Result<Outcome> {
     let (client, _) = server.access().client().await?;
-    let removed = visit::delete(&Api::namespaced(client, &args.pod_namespace), None).await?;
-    let text = match removed.as_slice() {
-        [] => format!("no Pod of the plugin is in {}\n", args.pod_namespace),
-        names => {
-            format!("removed {} from {}: {}\n", count(names.len(), "Pod"), args.pod_namespace, list(names))
-        }
-    };
-    printer.data(&text)?;
+    let namespace = &args.pod_namespace;
+    let CleanedUp { removed, in_use } =
+        visit::clean_up(&Api::namespaced(client, namespace), args.all).await?;
+    if !removed.is_empty() {
+        let pods = count(removed.len(), "Pod");
+        printer.data(&format!("removed {pods} from {namespace}: {}\n", list(&removed)))?;
+    }
+    if !in_use.is_empty() {
+        let (pods, names) = (count(in_use.len(), "Pod"), list(&in_use));
+        let command = cleanup_command(namespace);
+        printer
+            .data(&format!("left {pods} that another run may use: {names}; {command} removes them, too\n"))?;
+    }
+    if removed.is_empty() && in_use.is_empty() {
+        printer.data(&format!("no Pod of the plugin is in {namespace}\n"))?;
+    }
     printer.flush()?;
     Ok(Outcome::Clean)
 }
@@ -397,9 +414,7 @@ fn guard_pods() -> anyhow::Result<()> {
             loop {
                 let removed = match watched.access.client().await {
                     Ok((client, _)) => {
-                        visit::delete(&Api::namespaced(client, &watched.namespace), Some(&watched.run))
-                            .await
-                            .is_ok()
+                        visit::delete_run(&Api::namespaced(client, &watched.namespace), &watched.run).await
                     }
                     Err(_) => false,
                 };
