@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -64,6 +65,15 @@ impl Terminal {
         let output = self.command(&words).output().unwrap();
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
         self.transcript(arguments, &(text(&output.stdout) + &text(&output.stderr)), output.status.code())
+    }
+
+    /// The same for `kubectl viptrace ARGUMENTS`.
+    pub(crate) fn kubectl(&self, arguments: &str) -> String {
+        let words: Vec<&str> = arguments.split_whitespace().collect();
+        let output = self.command(&words).arg0("kubectl-viptrace").output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+        let read = text(&output.stdout) + &text(&output.stderr);
+        self.transcript(arguments, &read, output.status.code()).replacen("$ ", "$ kubectl ", 1)
     }
 
     /// Types the command with standard output redirected to this file.

@@ -151,12 +151,23 @@ impl ServerArgs {
     }
 }
 
+/// The nodes of a check, unless the user chose.
+const NODES_OF_CHECK: &str = "Visit this node; can be repeated [default: every node; with a Service, all nodes of a cluster \
+    with up to 10, else those of the Service's endpoints]";
+/// The nodes of a capture, unless the user chose.
+const NODES_OF_CAPTURE: &str = "Visit this node; can be repeated [default: every node]";
+/// The nodes of `why`, unless the user chose.
+const NODES_OF_WHY: &str = "Visit this node; can be repeated [default: all nodes of a cluster with up to 10, else those of the \
+    Service's endpoints]";
+/// Of a verb that visits every node without it, too.
+const ALL_NODES_BY_DEFAULT: &str = "Visit every node; this is the default";
+
 /// Which nodes to visit.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Nodes")]
 pub(crate) struct NodeChoice {
-    /// Visit this node; can be repeated [default: all nodes of a small cluster, else those of the Service's endpoints and of
-    /// its clients]
+    /// Visit this node; can be repeated [default: all nodes of a cluster with up to 10, else those of the Service's endpoints
+    /// and of its clients]
     #[arg(long, value_name = "NAME")]
     pub(crate) node: Vec<String>,
     /// Visit every node
@@ -301,7 +312,11 @@ pub(crate) struct FollowArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = CHECK_EXAMPLES, after_long_help = format!("{CHECK_EXAMPLES}\n\n{EXIT_STATUS}"))]
+#[command(
+    after_help = CHECK_EXAMPLES,
+    after_long_help = format!("{CHECK_EXAMPLES}\n\n{EXIT_STATUS}"),
+    mut_arg("node", |node| node.help(NODES_OF_CHECK))
+)]
 pub(crate) struct CheckArgs {
     /// Only what concerns this Service (NAMESPACE/SERVICE, svc/NAME, deploy/NAME), or one node (node/NAME)
     #[arg(value_name = "TARGET")]
@@ -316,7 +331,11 @@ pub(crate) struct CheckArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = WHY_EXAMPLES, after_long_help = format!("{WHY_EXAMPLES}\n\n{EXIT_STATUS}"))]
+#[command(
+    after_help = WHY_EXAMPLES,
+    after_long_help = format!("{WHY_EXAMPLES}\n\n{EXIT_STATUS}"),
+    mut_arg("node", |node| node.help(NODES_OF_WHY))
+)]
 pub(crate) struct WhyArgs {
     /// The Service: NAMESPACE/SERVICE, svc/NAME or deploy/NAME
     #[arg(value_name = "SERVICE")]
@@ -344,6 +363,10 @@ pub(crate) struct WhyArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(
+    mut_arg("node", |node| node.help(NODES_OF_CAPTURE)),
+    mut_arg("all_nodes", |all| all.help(ALL_NODES_BY_DEFAULT))
+)]
 pub(crate) struct CaptureArgs {
     /// The folder: each node gets one of its own in it
     #[arg(value_name = "DIR")]
