@@ -141,6 +141,8 @@ pub(crate) fn manifest(options: &PodOptions, name: &str, node: &str, run: &str) 
                 "command": [PROGRAM, "node", "--hold"],
                 "stdin": true,
                 "stdinOnce": true,
+                // What the runtime writes if the program cannot start, such as on a node of another architecture.
+                "terminationMessagePolicy": "FallbackToLogsOnError",
                 "env": [{"name": "NODE_NAME", "value": node}],
                 "securityContext": {
                     "privileged": false,

@@ -51,6 +51,8 @@ pub(super) const SILENCE: Duration = Duration::from_secs(30);
 const QUEUE: usize = 8192;
 /// The size of the buffers of a connection, bytes.
 pub(super) const BUFFER: usize = 1 << 20;
+/// The kernel's message (ENOEXEC) for a program of another architecture, as container runtimes log it.
+const OTHER_ARCHITECTURE: &str = "exec format error";
 /// The end of a command's standard error that is kept, bytes.
 const ERROR_TAIL: usize = 4096;
 
@@ -62,7 +64,7 @@ pub(crate) enum VisitError {
     #[error("the API server gave no answer within {} s", REQUEST.as_secs())]
     NoAnswer,
     #[error("the namespace {namespace} does not admit the Pod: {why}")]
-    NotAdmitted { namespace: String, why: String },
+    NotAdmitted { namespace: String, why: String, by: Admission },
     #[error("the Pod {pod} does not start: {why}")]
     NotStarted { pod: String, why: String, image: bool },
     #[error("the Pod {pod} has ended: {why}")]
@@ -82,20 +84,68 @@ pub(crate) enum VisitError {
 impl Hint for VisitError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::NotAdmitted { .. } => Some(
-                "the Pod needs the node's network and the capabilities BPF, PERFMON and NET_ADMIN, which the Pod Security \
-                 levels `baseline` and `restricted` forbid: choose a namespace whose level is `privileged` with \
-                 --pod-namespace NAME"
-                    .to_owned(),
-            ),
+            Self::NotAdmitted { by, .. } => Some(by.hint().to_owned()),
             Self::NotStarted { image: true, .. } => Some(
                 "--image NAME chooses an image that the nodes can pull, --image-pull-secret NAME the Secret for its registry"
+                    .to_owned(),
+            ),
+            Self::Ended { why, .. } if why.contains(OTHER_ARCHITECTURE) => Some(
+                "the image has no program for this node's architecture, which `kubectl get nodes -L kubernetes.io/arch` shows: \
+                 --image NAME chooses another image, --node NAME other nodes"
                     .to_owned(),
             ),
             Self::OtherVersion { .. } => Some("--image NAME chooses the image of this plugin's version".to_owned()),
             Self::NotReady => Some("`kubectl describe node` shows its conditions".to_owned()),
             Self::Failed { hint, .. } => hint.clone(),
             _ => None,
+        }
+    }
+}
+
+/// The part of the API server that refused a Pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Admission {
+    /// Pod Security admission.
+    Level,
+    /// A cluster's `SecurityContextConstraints` (`OpenShift`).
+    Constraint,
+    /// A policy of this cluster: a webhook's (Kyverno, Gatekeeper) or a `ValidatingAdmissionPolicy`.
+    Policy,
+}
+
+impl Admission {
+    /// Which one a refusal is of. Others, such as a missing permission or an exceeded quota, are none.
+    fn of(why: &str) -> Option<Self> {
+        // The texts of k8s.io/pod-security-admission, of openshift/apiserver-library-go, and of k8s.io/apiserver's plugins
+        // webhook and policy/validating.
+        let has = |texts: &[&str]| texts.iter().any(|text| why.contains(text));
+        if has(&["PodSecurity", "pod security"]) {
+            Some(Self::Level)
+        } else if has(&["security context constraint"]) {
+            Some(Self::Constraint)
+        } else if has(&["admission webhook", "ValidatingAdmissionPolicy"]) {
+            Some(Self::Policy)
+        } else {
+            None
+        }
+    }
+
+    const fn hint(self) -> &'static str {
+        match self {
+            Self::Level => {
+                "the Pod needs the node's network and the capabilities BPF, PERFMON and NET_ADMIN, which the Pod Security \
+                 levels `baseline` and `restricted` forbid: choose a namespace whose level is `privileged` with \
+                 --pod-namespace NAME"
+            }
+            Self::Constraint => {
+                "the Pod needs the node's network and the capabilities BPF, PERFMON and NET_ADMIN: an administrator can let \
+                 you, or the account `default` of a namespace for --pod-namespace NAME, use a SecurityContextConstraints that \
+                 allows them, such as `privileged`"
+            }
+            Self::Policy => {
+                "--dry-run=client prints the Pod for the person who owns that policy; --pod-namespace NAME chooses another \
+                 namespace, --image NAME another image"
+            }
         }
     }
 }
@@ -180,9 +230,10 @@ impl Visitor {
     /// An admission's refusal is a status like a missing permission's.
     fn explained(&self, error: VisitError) -> VisitError {
         match error {
-            VisitError::Request(why) if why.contains("PodSecurity") || why.contains("pod security") => {
-                VisitError::NotAdmitted { namespace: self.options.namespace.clone(), why }
-            }
+            VisitError::Request(why) => match Admission::of(&why) {
+                Some(by) => VisitError::NotAdmitted { namespace: self.options.namespace.clone(), why, by },
+                None => VisitError::Request(why),
+            },
             other => other,
         }
     }
@@ -569,6 +620,54 @@ mod tests {
         }
         let cut = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
         assert!(!is_final(&kube::Error::Service(Box::new(cut))));
+    }
+
+    #[test]
+    fn a_refusal_is_explained_by_the_admission_that_made_it() {
+        for (why, expected) in [
+            (
+                r#"pods "x" is forbidden: violates PodSecurity "baseline:latest": host namespaces (hostNetwork=true)"#,
+                Some(Admission::Level),
+            ),
+            (
+                r#"pods "x" is forbidden: unable to validate against any security context constraint: [provider "anyuid""#,
+                Some(Admission::Constraint),
+            ),
+            (
+                r#"admission webhook "validate.kyverno.svc-fail" denied the request: resource Pod was blocked"#,
+                Some(Admission::Policy),
+            ),
+            (
+                r#"pods "x" is forbidden: ValidatingAdmissionPolicy 'host' with binding 'host' denied request: no"#,
+                Some(Admission::Policy),
+            ),
+            (r#"pods "x" is forbidden: exceeded quota: compute, requested: pods=1"#, None),
+            (r#"pods is forbidden: User "eve" cannot create resource "pods""#, None),
+        ] {
+            assert_eq!(Admission::of(why), expected, "{why}");
+        }
+    }
+
+    #[test]
+    fn a_pod_of_another_architecture_is_explained() {
+        let ended = container(&json!({"terminated": {
+            "exitCode": 255, "reason": "Error", "message": "exec /usr/bin/viptrace: exec format error\n",
+        }}));
+        let State::Ended(why) = state(&ended) else { panic!("it has ended") };
+        let error = VisitError::Ended { pod: "p".to_owned(), why };
+        assert!(error.hint().unwrap().contains("no program for this node's architecture"), "{error}");
+        // Without a message of its own, the kubelet takes the end of the log.
+        let options = PodOptions {
+            image: "i".to_owned(),
+            pull_secrets: Vec::new(),
+            namespace: "n".to_owned(),
+            tolerations: Vec::new(),
+            sys_admin: false,
+            deadline: Duration::from_secs(1),
+        };
+        let policy =
+            &pod::manifest(&options, "p", "n", "r")["spec"]["containers"][0]["terminationMessagePolicy"];
+        assert_eq!(policy, "FallbackToLogsOnError");
     }
 
     #[test]
