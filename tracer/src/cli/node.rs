@@ -41,6 +41,8 @@ use crate::{
 
 /// The longest wait for the request.
 const REQUEST_LIMIT: Duration = Duration::from_mins(1);
+/// The longest wait for the plugin in a Pod that runs.
+const ATTACH_LIMIT: Duration = Duration::from_mins(2);
 /// The longest wait for an answer to a connection: of three SYNs, the third is sent after 3 s.
 const CONNECT_LIMIT: Duration = Duration::from_secs(4);
 /// The objects that wait to be applied.
@@ -69,15 +71,21 @@ pub(super) fn run(args: &NodeArgs) -> anyhow::Result<Outcome> {
 /// Waits for the end of standard input, or for a signal.
 async fn hold() -> anyhow::Result<()> {
     let mut stop = Stop::listen()?;
-    let mut input = io::stdin();
+    tokio::select! {
+        () = stop.wanted() => {}
+        () = until_abandoned(io::stdin()) => {}
+    }
+    Ok(())
+}
+
+/// Waits for the end of the input, to which the plugin writes as soon as it has attached. A plugin that was killed between the
+/// creation of the Pod and that never does.
+async fn until_abandoned(mut input: impl io::AsyncRead + Unpin) {
     let mut ignored = [0; 64];
-    loop {
-        tokio::select! {
-            () = stop.wanted() => return Ok(()),
-            read = input.read(&mut ignored) => if read.unwrap_or(0) == 0 {
-                return Ok(());
-            },
-        }
+    let first = timeout(ATTACH_LIMIT, input.read(&mut ignored)).await;
+    let mut read = first.map_or(0, |read| read.unwrap_or(0));
+    while read > 0 {
+        read = input.read(&mut ignored).await.unwrap_or(0);
     }
 }
 
@@ -259,5 +267,26 @@ impl Sink for Relay {
 
     async fn wanted(&mut self) {
         std::future::pending::<()>().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{io::AsyncWriteExt as _, time::sleep};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_ends_with_its_plugin_and_without_one() {
+        let (input, read) = io::duplex(64);
+        timeout(ATTACH_LIMIT * 2, until_abandoned(read)).await.expect("nobody attaches");
+        drop(input);
+        let (mut input, read) = io::duplex(64);
+        let held = tokio::spawn(until_abandoned(read));
+        input.write_all(b"\n").await.unwrap();
+        sleep(ATTACH_LIMIT * 10).await;
+        assert!(!held.is_finished(), "a plugin has attached");
+        drop(input);
+        held.await.unwrap();
     }
 }

@@ -26,6 +26,7 @@ use tokio::{
 };
 
 use super::{
+    alive::{self, Alive},
     output::Output,
     pod::{self, CONTAINER, PROGRAM, PodOptions},
     wire::{self, Answer, Order, Request, Task, VERSION},
@@ -210,8 +211,9 @@ impl Visitor {
         self.wait_until_running(&name, &mut progress).await?;
         progress("its Pod runs");
         let attach = AttachParams::default().container(CONTAINER).stdin(true).stdout(true).stderr(false);
-        let lifeline = within(self.pods.attach(&name, &attach)).await?;
-        Ok(Visit { pods: self.pods.clone(), pod: name, _lifeline: lifeline })
+        let mut lifeline = within(self.pods.attach(&name, &attach)).await?;
+        let alive = lifeline.stdin().map(Alive::keep);
+        Ok(Visit { pods: self.pods.clone(), pod: name, _alive: alive, _lifeline: lifeline })
     }
 
     /// Creates the Pod. The request is not withdrawn with the visit: the API server may have received it already.
@@ -263,7 +265,8 @@ impl Visitor {
         }
     }
 
-    /// Deletes every Pod of this run. Returns the names of those that the API server still had.
+    /// Deletes every Pod of this run, also those that are being created. Returns the names of those that the API server still
+    /// had.
     pub(crate) async fn leave(&self) -> Result<Vec<String>, VisitError> {
         if self.visits.load(Ordering::Relaxed) == 0 {
             return Ok(Vec::new());
@@ -411,6 +414,7 @@ impl State {
 pub(crate) struct Visit {
     pods: Api<Pod>,
     pod: String,
+    _alive: Option<Alive>,
     _lifeline: AttachedProcess,
 }
 
@@ -433,8 +437,13 @@ impl Visit {
             if input.write_all(request.as_bytes()).await.is_err() {
                 return;
             }
-            while let Some(line) = lines.recv().await {
-                if input.write_all(line.as_bytes()).await.is_err() {
+            loop {
+                let written = match timeout(alive::PERIOD, lines.recv()).await {
+                    Ok(Some(line)) => input.write_all(line.as_bytes()).await,
+                    Ok(None) => return,
+                    Err(_) => input.write_all(alive::NOTHING).await,
+                };
+                if written.is_err() {
                     return;
                 }
             }
@@ -511,18 +520,25 @@ pub(crate) struct Handed {
 }
 
 /// What an agent hands out: verdicts of failed and of sampled flows.
-pub(crate) struct AgentStream(Command);
+pub(crate) struct AgentStream {
+    command: Command,
+    _alive: Option<Alive>,
+}
 
 impl AgentStream {
     /// Runs `viptrace agent stream` in the agent's container.
     pub(crate) async fn open(client: Client, agent: &Key) -> Result<Self, VisitError> {
         let pods: Api<Pod> = Api::namespaced(client, &agent.namespace);
-        Command::start(&pods, &agent.name, pod::AGENT, &[PROGRAM, "agent", "stream"], false).await.map(Self)
+        // It reads no input.
+        let mut command =
+            Command::start(&pods, &agent.name, pod::AGENT, &[PROGRAM, "agent", "stream"], true).await?;
+        let alive = command.process.stdin().map(Alive::keep);
+        Ok(Self { command, _alive: alive })
     }
 
     /// The next verdict. An agent without failures is silent for any time.
     pub(crate) async fn next(&mut self) -> Result<Handed, VisitError> {
-        self.0.next().await
+        self.command.next().await
     }
 }
 
@@ -612,9 +628,8 @@ mod tests {
 
     #[test]
     fn only_an_answer_that_stays_the_same_ends_the_wait_for_a_pod() {
-        let api = |code| {
-            kube::Error::Api(kube::core::Status::failure("no", "Reason").with_code(code).boxed())
-        };
+        let api =
+            |code| kube::Error::Api(kube::core::Status::failure("no", "Reason").with_code(code).boxed());
         for (code, expected) in [(403, true), (404, true), (429, false), (500, false), (503, false)] {
             assert_eq!(is_final(&api(code)), expected, "{code}");
         }
