@@ -107,6 +107,7 @@ pub(crate) fn cluster(services: u32) -> Cluster {
         kube_proxy_version: "".into(),
         zone: None,
         unschedulable: false,
+        unfit: None,
     })));
     history.mark_known(Kind::Service);
     history.mark_known(Kind::EndpointSlice);

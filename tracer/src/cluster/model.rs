@@ -570,4 +570,16 @@ pub struct Node {
     /// `spec.unschedulable`: it was cordoned.
     #[serde(default)]
     pub unschedulable: bool,
+    /// Why no Linux program runs there; `None` on nearly every node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unfit: Option<Unfit>,
+}
+
+/// A node that is no Linux machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unfit {
+    Windows,
+    /// A provider runs its Pods elsewhere (virtual kubelet, Fargate), or nowhere (kwok).
+    Virtual,
 }

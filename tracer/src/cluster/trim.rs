@@ -3,7 +3,7 @@
 //! Owns the tolerance: the result is a trimmed object, or an [`Oddity`] that names the object, whatever the object
 //! contains. Must not keep any of the JSON, do I/O or panic.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
 use k8s_openapi::{
     api::{core::v1 as core, discovery::v1 as discovery},
@@ -16,7 +16,7 @@ use crate::{
     cluster::model::{
         AddressType, Conditions, ContainerPort, DEFAULT_TERMINATION_GRACE, Endpoint, EndpointSlice, Key,
         Kind, Node, Object, Phase, Pod, PodRef, Service, ServicePort, ServiceType, SlicePort, TargetPort,
-        TrafficPolicy, Trimmed, Uid,
+        TrafficPolicy, Trimmed, Uid, Unfit,
     },
     net::{Cidr, Protocol, parse_address},
     time::Timestamp,
@@ -550,6 +550,7 @@ fn node(key: Key, parsed: Resource<core::NodeSpec, core::NodeStatus>, notes: &mu
     let info = status.node_info.unwrap_or_default();
     let mut labels = parsed.metadata.labels.unwrap_or_default();
     Node {
+        unfit: unfit(&labels, &info.operating_system),
         key,
         uid: uid(parsed.metadata.uid),
         addresses: notes.ips(&addresses, "node address"),
@@ -561,4 +562,14 @@ fn node(key: Key, parsed: Resource<core::NodeSpec, core::NodeStatus>, notes: &mu
         zone: labels.remove("topology.kubernetes.io/zone").map(Into::into),
         unschedulable: spec.unschedulable.unwrap_or(false),
     }
+}
+
+/// Whether a node is no Linux machine, by its kubelet's own word and by the labels that virtual kubelets
+/// (<https://virtual-kubelet.io>), kwok and EKS set.
+fn unfit(labels: &BTreeMap<String, String>, system: &str) -> Option<Unfit> {
+    let label = |name| labels.get(name).map(String::as_str);
+    let is_virtual = matches!(label("type"), Some("virtual-kubelet" | "kwok"))
+        || label("eks.amazonaws.com/compute-type") == Some("fargate");
+    let is_windows = system == "windows" || label("kubernetes.io/os") == Some("windows");
+    is_virtual.then_some(Unfit::Virtual).or(is_windows.then_some(Unfit::Windows))
 }

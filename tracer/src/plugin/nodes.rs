@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt,
     sync::Arc,
 };
 
@@ -9,7 +10,7 @@ use super::pod::{MANAGED_BY, NAME};
 use crate::{
     cluster::{
         History, Key,
-        model::{Phase, Pod},
+        model::{Phase, Pod, Unfit},
     },
     text::shortened,
     time::Timestamp,
@@ -32,10 +33,30 @@ pub(crate) struct Wish {
 pub(crate) struct Choice {
     pub(crate) nodes: Vec<String>,
     pub(crate) why: String,
-    /// Nodes that would be visited, but are not ready: no Pod can start there.
-    pub(crate) not_ready: Vec<String>,
+    /// Nodes that would be visited, but no Pod can start there.
+    pub(crate) left_out: Vec<(String, Unreachable)>,
     /// Nodes whose Pods are seen talking to the Service join later.
     pub(crate) may_grow: bool,
+}
+
+/// Why a node is not visited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unreachable {
+    NotReady,
+    Windows,
+    Virtual,
+}
+
+impl fmt::Display for Unreachable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotReady => "the node is not Ready: no Pod can start there",
+            Self::Windows => "the node runs Windows: viptrace observes Linux nodes only",
+            Self::Virtual => {
+                "the node is virtual: its Pods have no kernel that viptrace can observe from there"
+            }
+        })
+    }
 }
 
 /// Chooses the nodes for this Service, or for the whole cluster. The error is for the user.
@@ -46,7 +67,8 @@ pub(crate) fn choose(
     now: Timestamp,
 ) -> Result<Choice, String> {
     let known: BTreeSet<&str> = history.nodes().map(|node| &*node.key.name).collect();
-    let fixed = |nodes: Vec<String>, why: String| ready(history, Choice { nodes, why, ..Choice::default() });
+    let fixed =
+        |nodes: Vec<String>, why: String| reachable(history, Choice { nodes, why, ..Choice::default() });
     if !wish.nodes.is_empty() {
         if let Some(unknown) = wish.nodes.iter().find(|name| !known.contains(name.as_str())) {
             return Err(format!("the cluster has no Node {unknown}; it has {}", shortened(&known)));
@@ -85,22 +107,34 @@ pub(crate) fn choose(
             known.len()
         ));
     }
-    let count = of_endpoints.len();
-    let why = if count > MAX_NODES {
-        format!("{MAX_NODES} of the {count} with endpoints of {service}")
-    } else {
-        format!("those with endpoints of {service}")
-    };
-    let nodes = of_endpoints.into_iter().take(MAX_NODES).collect();
-    Ok(ready(history, Choice { nodes, why, may_grow: true, ..Choice::default() }))
+    let nodes: Vec<String> = of_endpoints.into_iter().collect();
+    let (all, why) = (nodes.len(), format!("those with endpoints of {service}"));
+    let mut choice = reachable(history, Choice { nodes, why, may_grow: true, ..Choice::default() });
+    // Those that cannot be visited take no place of the others, and all of them are named.
+    if choice.nodes.len() > MAX_NODES {
+        choice.nodes.truncate(MAX_NODES);
+        choice.why = format!("{MAX_NODES} of the {all} with endpoints of {service}");
+    }
+    Ok(choice)
 }
 
-/// Separates the nodes that are not ready.
-fn ready(history: &History, mut choice: Choice) -> Choice {
-    let is_ready =
-        |name: &String| history.nodes().any(|node| *node.key.name == **name && node.ready == Some(true));
-    (choice.nodes, choice.not_ready) = choice.nodes.into_iter().partition(is_ready);
-    choice
+/// Separates the nodes on which no Pod can start.
+fn reachable(history: &History, choice: Choice) -> Choice {
+    let known: BTreeMap<&str, _> = history.nodes().map(|node| (&*node.key.name, node)).collect();
+    let obstacle = |name: &str| match known.get(name).map(|node| (node.unfit, node.ready)) {
+        Some((Some(Unfit::Windows), _)) => Some(Unreachable::Windows),
+        Some((Some(Unfit::Virtual), _)) => Some(Unreachable::Virtual),
+        Some((None, Some(true))) => None,
+        _ => Some(Unreachable::NotReady),
+    };
+    let (mut nodes, mut left_out) = (Vec::new(), Vec::new());
+    for name in choice.nodes {
+        match obstacle(&name) {
+            None => nodes.push(name),
+            Some(why) => left_out.push((name, why)),
+        }
+    }
+    Choice { nodes, left_out, ..choice }
 }
 
 /// The ready agent on each node that has one.
@@ -200,9 +234,70 @@ mod tests {
     fn a_small_cluster_is_visited_whole_but_for_what_is_not_ready() {
         let choice = chosen(3, &Wish::default()).unwrap();
         assert_eq!(
-            (choice.nodes, choice.not_ready),
-            (vec!["n01".into(), "n02".into()], vec!["n03".to_owned()])
+            (choice.nodes, choice.left_out),
+            (vec!["n01".into(), "n02".into()], vec![("n03".to_owned(), Unreachable::NotReady)])
         );
+    }
+
+    #[test]
+    fn a_node_that_is_no_linux_machine_is_not_visited() {
+        let mut history = cluster(1);
+        let mut add = |name: &str, labels: Value, system: &str| {
+            let node = json!({
+                "metadata": {"name": name, "uid": name, "labels": labels},
+                "status": {
+                    "conditions": [{"type": "Ready", "status": "True"}],
+                    "nodeInfo": {
+                        "operatingSystem": system, "architecture": "", "bootID": "", "containerRuntimeVersion": "",
+                        "kernelVersion": "", "kubeProxyVersion": "", "kubeletVersion": "", "machineID": "", "osImage": "",
+                        "systemUUID": "",
+                    },
+                },
+            });
+            put(&mut history, Kind::Node, &node);
+        };
+        add("aci", json!({"type": "virtual-kubelet"}), "Linux");
+        add("fargate", json!({"eks.amazonaws.com/compute-type": "fargate"}), "linux");
+        add("linux", json!({"kubernetes.io/os": "linux", "type": "spot"}), "linux");
+        add("win", json!({}), "windows");
+        let choice = choose(&history, &Wish::default(), None, Timestamp::from_unix_secs(9)).unwrap();
+        assert_eq!(choice.nodes, ["linux", "n01"]);
+        let left_out = [
+            ("aci".to_owned(), Unreachable::Virtual),
+            ("fargate".to_owned(), Unreachable::Virtual),
+            ("win".to_owned(), Unreachable::Windows),
+        ];
+        assert_eq!(choice.left_out, left_out);
+    }
+
+    #[test]
+    fn nodes_that_cannot_be_visited_take_no_place_of_others() {
+        let mut history = cluster(40);
+        let endpoint = |number: usize| {
+            json!({
+                "addresses": [format!("10.244.{number}.5")], "nodeName": format!("n{number:02}"),
+                "conditions": {"ready": true},
+            })
+        };
+        for number in 1..=5 {
+            let node = json!({
+                "metadata": {"name": format!("n{number:02}"), "uid": format!("n{number}")},
+                "status": {"conditions": [{"type": "Ready", "status": "Unknown"}]},
+            });
+            put(&mut history, Kind::Node, &node);
+        }
+        let slice = json!({
+            "metadata": {"namespace": "shop", "name": "cart-1", "uid": "e", "labels": {"kubernetes.io/service-name": "cart"}},
+            "addressType": "IPv4",
+            "ports": [{"port": 8080, "protocol": "TCP"}],
+            "endpoints": (1..=12).map(endpoint).collect::<Vec<_>>(),
+        });
+        put(&mut history, Kind::EndpointSlice, &slice);
+        let choice =
+            choose(&history, &Wish::default(), Some(&Key::new("shop", "cart")), Timestamp::from_unix_secs(9))
+                .unwrap();
+        assert_eq!((choice.nodes.len(), choice.left_out.len()), (7, 5), "{choice:?}");
+        assert!(choice.nodes.contains(&"n12".to_owned()), "{choice:?}");
     }
 
     #[test]

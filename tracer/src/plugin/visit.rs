@@ -27,6 +27,7 @@ use tokio::{
 
 use super::{
     alive::{self, Alive},
+    nodes::Unreachable,
     output::Output,
     pod::{self, CONTAINER, PROGRAM, PodOptions},
     wire::{self, Answer, Order, Request, Task, VERSION},
@@ -76,8 +77,8 @@ pub(crate) enum VisitError {
     Silent { pod: String },
     #[error("viptrace on the node is {theirs}, which does not speak this plugin's protocol ({})", env!("CARGO_PKG_VERSION"))]
     OtherVersion { theirs: String },
-    #[error("the node is not Ready: no Pod can start there")]
-    NotReady,
+    #[error("{0}")]
+    Unreachable(Unreachable),
     #[error("{error}")]
     Failed { error: String, hint: Option<String> },
 }
@@ -96,7 +97,9 @@ impl Hint for VisitError {
                     .to_owned(),
             ),
             Self::OtherVersion { .. } => Some("--image NAME chooses the image of this plugin's version".to_owned()),
-            Self::NotReady => Some("`kubectl describe node` shows its conditions".to_owned()),
+            Self::Unreachable(Unreachable::NotReady) => {
+                Some("`kubectl describe node` shows its conditions".to_owned())
+            }
             Self::Failed { hint, .. } => hint.clone(),
             _ => None,
         }

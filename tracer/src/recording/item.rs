@@ -477,6 +477,7 @@ mod tests {
                     kube_proxy_version,
                     zone,
                     unschedulable: false,
+                    unfit: None,
                 }
             };
             let versions =

@@ -68,10 +68,10 @@ fn save(
     into: &Path,
     printer: &mut Printer,
 ) -> anyhow::Result<Outcome> {
-    for node in &choice.not_ready {
-        printer.warn(&format!("{node}: {}", VisitError::NotReady));
+    for (node, why) in &choice.left_out {
+        printer.warn(&format!("{node}: {why}"));
     }
-    let (mut saved, mut failed) = (0_usize, choice.not_ready.len());
+    let (mut saved, mut failed) = (0_usize, choice.left_out.len());
     for (node, capture) in captures {
         let capture = match capture {
             Ok(capture) => capture,

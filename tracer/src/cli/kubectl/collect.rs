@@ -172,7 +172,7 @@ async fn chosen(
     if !args.node.is_empty() {
         let wish = Wish { nodes: args.node.clone(), ..Wish::default() };
         let choice = choose(history, &wish, None, now()).map_err(|why| anyhow!(why))?;
-        wanted.extend(choice.nodes.into_iter().chain(choice.not_ready));
+        wanted.extend(choice.nodes.into_iter().chain(choice.left_out.into_iter().map(|(node, _)| node)));
     } else if let Some(service) = service {
         wanted = endpoint_nodes(history, service, now());
         progress.say(&format!("asking {} for clients of {service}", count(agents.len(), "agent")));

@@ -240,7 +240,8 @@ impl Session {
 
     /// The chosen nodes that are not visited, since no Pod can start there.
     fn not_reached(choice: &Choice) -> Visits {
-        choice.not_ready.iter().map(|node| (node.clone(), Err(VisitError::NotReady))).collect()
+        let left_out = choice.left_out.iter();
+        left_out.map(|(node, why)| (node.clone(), Err(VisitError::Unreachable(*why)))).collect()
     }
 
     /// Removes the Pods of this run.

@@ -24,7 +24,7 @@ use crate::{
     cli::{Outcome, ResultExt as _, args::Hooks, selection::FlowAddresses, show::Ways, top},
     cluster::{Cluster, Key, request_error},
     kernel::now,
-    plugin::{nodes, permissions, visit::VisitError, wire::Connection},
+    plugin::{nodes, permissions, wire::Connection},
     report::{Form, Output, Printer, Report, Status, View},
     session::{Arrival, Folded, Judged, NotJudged, Summary},
     text::{count, list, safe},
@@ -77,8 +77,8 @@ pub(super) async fn run(
     session.require(needed, &mut printer).await?;
     let nodes = &choice.nodes;
     progress.say(&format!("visits {}: {} ({})", count(nodes.len(), "node"), list(nodes), choice.why));
-    for node in &choice.not_ready {
-        printer.warn(&format!("{node}: {}", VisitError::NotReady));
+    for (node, why) in &choice.left_out {
+        printer.warn(&format!("{node}: {why}"));
     }
     if !agents.is_empty() {
         let names: Vec<&String> = agents.keys().collect();

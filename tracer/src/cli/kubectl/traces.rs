@@ -175,8 +175,8 @@ impl<'s> Traces<'s> {
                 None => all.visit(node),
             }
         }
-        for node in &choice.not_ready {
-            all.nodes.insert(node.clone(), OneNode::failed(VisitError::NotReady));
+        for (node, why) in &choice.left_out {
+            all.nodes.insert(node.clone(), OneNode::failed(VisitError::Unreachable(*why)));
         }
         all
     }

@@ -239,6 +239,7 @@ mod tests {
                 kube_proxy_version: "".into(),
                 zone: None,
                 unschedulable: false,
+                unfit: None,
             };
             (Timestamp::from_unix_secs(from), Some(Arc::new(object)))
         };
