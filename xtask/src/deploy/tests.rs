@@ -36,6 +36,29 @@ fn by_default_the_agent_has_exactly_the_capabilities_that_it_needs() {
     assert!(rendering.configuration().unwrap().contains("version: 1"));
 }
 
+/// The plugin leaves out the same nodes (`cluster::trim`).
+#[test]
+fn no_agent_waits_for_a_virtual_node() {
+    let rendering = default_rendering();
+    let set = rendering.0.iter().find(|object| object["kind"] == "DaemonSet").unwrap();
+    let set: apps::v1::DaemonSet = serde_json::from_value(set.clone()).unwrap();
+    let affinity = set.spec.unwrap().template.spec.unwrap().affinity.unwrap().node_affinity.unwrap();
+    let terms = affinity.required_during_scheduling_ignored_during_execution.unwrap().node_selector_terms;
+    let [term] = terms.as_slice() else { panic!("terms are alternatives: {terms:?}") };
+    let excluded: Vec<(&str, Vec<String>)> = term
+        .match_expressions
+        .iter()
+        .flatten()
+        .filter(|expression| expression.operator == "NotIn")
+        .map(|expression| (expression.key.as_str(), expression.values.clone().unwrap_or_default()))
+        .collect();
+    let expected = [
+        ("type", vec!["virtual-kubelet".to_owned(), "kwok".to_owned()]),
+        ("eks.amazonaws.com/compute-type", vec!["fargate".to_owned()]),
+    ];
+    assert_eq!(excluded, expected);
+}
+
 /// Fields that the API's types do not have are lost on the way.
 fn round_trip<T: DeserializeOwned + Serialize + Debug>(object: &Value) {
     let typed: T = serde_json::from_value(object.clone()).unwrap();
