@@ -224,6 +224,30 @@ fn a_trace_leaves_out_what_the_agents_saw_before() {
     assert!(said.contains("\"class\"") && errors.contains("bare: "), "{said}{errors}");
 }
 
+/// In a large cluster the endpoints' nodes are followed first, and the clients' nodes then: by their agents, too.
+#[test]
+fn the_agent_of_a_clients_node_is_read_instead_of_a_pod_there() {
+    let lab = Lab::new();
+    for number in 4..12 {
+        let mut more = node(&format!("node{number}"));
+        more["kind"] = json!("Node");
+        lab.server.apply(more).unwrap();
+    }
+    let fault: Value = serde_json::from_str(&faults()[3]).unwrap();
+    let client = fault["flow"]["client"].as_str().unwrap().rsplit_once(':').unwrap().0.to_owned();
+    let pod = json!({
+        "kind": "Pod",
+        "metadata": {"namespace": "shop", "name": "web-0"},
+        "spec": {"nodeName": "node1", "containers": []},
+        "status": {"phase": "Running", "podIP": client, "podIPs": [{"ip": client}]},
+    });
+    lab.server.apply(pod).unwrap();
+    let (_, said, errors) = lab.plugin("trace", &["shop/cart", "--duration", "3s"]);
+    assert!(errors.contains("visits 1 node: node2 "), "{said}{errors}");
+    assert!(errors.contains("node1: a client of the Service is there"), "{said}{errors}");
+    assert!(!errors.contains("creating a Pod") && lab.server.creations() == 0, "{said}{errors}");
+}
+
 #[test]
 fn the_recordings_of_all_agents_are_an_incident() {
     let lab = Lab::new();

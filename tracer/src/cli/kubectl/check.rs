@@ -30,7 +30,7 @@ use crate::{
         wire::{Answer, Task},
     },
     report::{self, Printer},
-    text::{count, length, list},
+    text::{count, length, shortened},
     time::Timestamp,
 };
 
@@ -100,7 +100,8 @@ pub(super) async fn check(
     scope: &Scope,
 ) -> anyhow::Result<NodesReport> {
     let nodes = &choice.nodes;
-    progress.say(&format!("checks {}: {}", count(nodes.len(), "node"), list(nodes)));
+    let names = nodes.iter().map(String::as_str).collect();
+    progress.say(&format!("checks {}: {}", count(nodes.len(), "node"), shortened(&names)));
     let mut checks =
         check_visited(session, progress, Session::not_reached(choice), scope, future::pending()).await;
     for some in nodes.chunks(AT_ONCE) {

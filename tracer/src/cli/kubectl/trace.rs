@@ -3,7 +3,7 @@
 //! Owns the choice of flows and the report; `traces.rs` runs the traces.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -27,7 +27,7 @@ use crate::{
     plugin::{nodes, permissions, wire::Connection},
     report::{Form, Output, Printer, Report, Status, View},
     session::{Arrival, Folded, Judged, NotJudged, Summary},
-    text::{count, list, safe},
+    text::{count, safe, shortened},
 };
 
 /// How the verdicts are shown.
@@ -54,10 +54,11 @@ pub(super) async fn run(
     let service = filter.service();
     let choice = nodes::choose(&objects.cluster.history, &wish, service.as_ref(), now())
         .map_err(|why| anyhow!(why))?;
-    let mut agents = nodes::agents(&objects.cluster.history);
     // An agent hands out no sightings.
     let own_pods = args.own_pods || matches!(medium, Medium::Ways(_));
-    agents.retain(|node, _| !own_pods && choice.nodes.contains(node));
+    let all_agents = if own_pods { BTreeMap::new() } else { nodes::agents(&objects.cluster.history) };
+    let agents: BTreeMap<&String, &Key> =
+        all_agents.iter().filter(|(node, _)| choice.nodes.contains(node)).collect();
     let without: Vec<String> =
         choice.nodes.iter().filter(|node| !agents.contains_key(*node)).cloned().collect();
     let several_nodes = choice.nodes.len() > 1 || choice.may_grow;
@@ -76,15 +77,16 @@ pub(super) async fn run(
     }
     session.require(needed, &mut printer).await?;
     let nodes = &choice.nodes;
-    progress.say(&format!("visits {}: {} ({})", count(nodes.len(), "node"), list(nodes), choice.why));
+    let names = nodes.iter().map(String::as_str).collect();
+    progress.say(&format!("visits {}: {} ({})", count(nodes.len(), "node"), shortened(&names), choice.why));
     for (node, why) in &choice.left_out {
         printer.warn(&format!("{node}: {why}"));
     }
     if !agents.is_empty() {
-        let names: Vec<&String> = agents.keys().collect();
+        let names = agents.keys().map(|name| name.as_str()).collect();
         printer.note(&format!(
             "reads the agent on {}: failed flows and a sample of the others; --own-pods traces every flow",
-            list(&names)
+            shortened(&names)
         ));
     }
     if !without.is_empty() || choice.may_grow {
@@ -105,7 +107,7 @@ pub(super) async fn run(
         let mut view = Shown { filter, summary: Summary::default(), report, progress, ways };
         let mut orders = task_args(&view.filter, form.view, args.duration, args.hooks);
         orders.extend(path.into_iter().flat_map(|path| ["--path".to_owned(), path.to_string()]));
-        let mut trace = Traces::start(session, progress, objects, &choice, &agents, orders);
+        let mut trace = Traces::start(session, progress, objects, &choice, all_agents, orders);
         if let Some(duration) = args.duration {
             trace.read_agents_until(Instant::now() + duration);
         }

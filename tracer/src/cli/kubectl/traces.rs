@@ -148,6 +148,8 @@ pub(super) struct Traces<'s> {
     objects: Objects,
     args: Vec<String>,
     may_grow: bool,
+    /// The agents that are read where their node is of interest.
+    agents: BTreeMap<String, Key>,
     nodes: BTreeMap<String, OneNode>,
     events: mpsc::Receiver<(String, Event)>,
     sender: mpsc::Sender<(String, Event)>,
@@ -159,21 +161,19 @@ pub(super) struct Traces<'s> {
 }
 
 impl<'s> Traces<'s> {
-    /// Visits the chosen nodes.
+    /// Visits the chosen nodes, and reads the agents of those that have one.
     pub(super) fn start(
         session: &'s Session,
         progress: &Arc<Progress>,
         objects: Objects,
         choice: &Choice,
-        agents: &BTreeMap<String, Key>,
+        agents: BTreeMap<String, Key>,
         args: Vec<String>,
     ) -> Self {
-        let mut all = Self::new(session, progress, objects, args, choice.may_grow);
+        let new = Self::new(session, progress, objects, args, choice.may_grow);
+        let mut all = Self { agents, ..new };
         for node in &choice.nodes {
-            match agents.get(node) {
-                Some(agent) => all.read_agent(node, agent.clone()),
-                None => all.visit(node),
-            }
+            all.follow(node);
         }
         for (node, why) in &choice.left_out {
             all.nodes.insert(node.clone(), OneNode::failed(VisitError::Unreachable(*why)));
@@ -215,6 +215,7 @@ impl<'s> Traces<'s> {
             objects,
             args,
             may_grow,
+            agents: BTreeMap::new(),
             nodes: BTreeMap::new(),
             events,
             sender,
@@ -229,9 +230,12 @@ impl<'s> Traces<'s> {
         self.agents_until = Some(until);
     }
 
-    /// Starts a visit, in parallel to the others.
-    fn visit(&mut self, node: &str) {
-        self.start_task(node, None);
+    /// Reads the node's agent, or visits the node, in parallel to the others.
+    fn follow(&mut self, node: &str) {
+        match self.agents.get(node).cloned() {
+            Some(agent) => self.read_agent(node, agent),
+            None => self.start_task(node, None),
+        }
     }
 
     /// Reads what the agent of a node hands out.
@@ -404,7 +408,7 @@ impl<'s> Traces<'s> {
         Ok(())
     }
 
-    /// Visits the node of a client too, where only the endpoints' nodes were chosen.
+    /// Follows the node of a client too, where only the endpoints' nodes were chosen.
     fn grow(&mut self, verdict: &Verdict) {
         if !self.may_grow || self.nodes.len() >= MAX_NODES {
             return;
@@ -414,7 +418,7 @@ impl<'s> Traces<'s> {
         let node = history.pod_by_ip(client, now()).and_then(|pod| pod.node.clone());
         if let Some(node) = node.filter(|node| !self.nodes.contains_key(&**node)) {
             self.progress.node(&node, "a client of the Service is there");
-            self.visit(&node);
+            self.follow(&node);
         }
     }
 
