@@ -219,8 +219,8 @@ fn a_trace_leaves_out_what_the_agents_saw_before() {
     assert_eq!(client(shown[0]), client(&faults()[3]));
     assert!(errors.contains("3 failed flows from before this trace left out"), "{errors}");
     // Agents go on for ever, also beside a node that has none.
-    let (_, said, errors) =
-        lab.plugin("trace", &["--node", "node1", "--node", "bare", "--duration", "2s", "-o", "json"]);
+    let both = ["--node", "node1", "--node", "bare", "--duration", "2s", "--pod-timeout", "1s", "-o", "json"];
+    let (_, said, errors) = lab.plugin("trace", &both);
     assert!(said.contains("\"class\"") && errors.contains("bare: "), "{said}{errors}");
 }
 
