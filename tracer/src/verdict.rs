@@ -255,5 +255,18 @@ pub struct Mitigation {
     pub immediate: Text,
     /// The actions that prevent a recurrence.
     pub long_term: Text,
+    /// The highest risk of `steps`.
+    pub safety: Safety,
+    /// The actions of `immediate`, one by one; empty in records of an older viptrace.
+    #[serde(default)]
+    pub steps: Vec<Step>,
+}
+
+/// One of the actions for now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "MitigationStep")]
+pub struct Step {
+    /// Commands that a shell runs as printed are between backticks.
+    pub text: Text,
     pub safety: Safety,
 }

@@ -33,7 +33,12 @@ macro_rules! service {
         concat!("`kubectl -n {NAMESPACE} get service {SERVICE}", $options, "`")
     };
 }
-pub(crate) use {log, restart, service, slices};
+macro_rules! edit {
+    () => {
+        "`kubectl -n {NAMESPACE} edit service {SERVICE}`"
+    };
+}
+pub(crate) use {edit, log, restart, service, slices};
 
 // kube-proxy.
 pub const READ_LOG: Action = Action::reads(concat!("read kube-proxy's log: ", log!(" --tail=200")));
@@ -175,6 +180,17 @@ pub const COMPARE_SELECTOR: Action = Action::reads(
     "compare the selector with the Pods' labels: `kubectl -n {NAMESPACE} get pods --show-labels`",
 )
 .when("the selector matches no Pod");
+pub const CORRECT_SELECTOR: Action = Action::disrupts(concat!(
+    "correct the selector, or the labels in the workload's Pod template: ",
+    edit!()
+))
+.when("the selector matches no Pod");
+pub const MAKE_READY: Action =
+    Action::disrupts("repair what keeps the Pod from being ready: it is an endpoint as soon as it is")
+        .when("no Pod is ready");
+pub const CORRECT_PORT_NAMES: Action =
+    Action::disrupts(concat!("correct the port's name or its targetPort: ", edit!()))
+        .when("the slices lack the port's name");
 pub const FIND_SCALER: Action = Action::reads(
     "if it should run, find what scaled it: `kubectl -n {NAMESPACE} get deployments,statefulsets,hpa`",
 )

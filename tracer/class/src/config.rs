@@ -6,7 +6,7 @@ use crate::{
     Entry,
     Seen::{Both, Check},
     Severity::{High, Low, Medium},
-    action::{self, service, slices},
+    action::{self, edit, service, slices},
     sync::STALE_AFTER_RESTART,
 };
 
@@ -18,20 +18,23 @@ pub(super) const C20: Entry = Entry::fault("Service has no endpoints", &[NoEndpo
             "; compare the selector with the Pods' labels and the port's name with the slices': `kubectl -n {NAMESPACE} \
              describe service {SERVICE}`"
         )),
+        Action::disrupts(
+            concat!("make the Pods ready, or correct the Service's selector or port name: ", edit!()),
+        ),
         action::COMPARE_SELECTOR,
+        action::CORRECT_SELECTOR,
         action::FIND_SCALER,
         action::DESCRIBE_POD,
+        action::MAKE_READY,
         action::READ_SLICE_CONTROLLER,
         action::FIND_SLICE_WRITER,
         action::COMPARE_PORT_NAMES,
+        action::CORRECT_PORT_NAMES,
         action::COMPARE_FAMILIES,
         action::SHOW_SLICES,
         action::RULES_DIFFER,
     ])
-    .later(&[Action::disrupts(
-        "make the Pods ready, or correct the Service's selector or port name; alert on \
-         Services without endpoints",
-    )])
+    .later(&[Action::reads("alert on Services without endpoints")])
     .references(&["kubernetes/kubernetes#97360"])
     .lab(&["c20-no-endpoints", "c20-sctp-no-endpoints"]);
 
@@ -97,6 +100,10 @@ pub(super) const C24: Entry = Entry::fault("session affinity pins a dead endpoin
     .seen(Both)
     .now(&[
         Action::reads(concat!("see whether the endpoint is listed, and as ready: ", slices!(" -o yaml"))),
+        Action::disrupts(
+            "if it is listed and dead, delete its Pod, which removes it from the slices and ends the affinity to it: \
+             `kubectl -n {NAMESPACE} delete pod POD`",
+        ),
         action::RULES_DIFFER,
     ])
     .later(&[Action::disrupts("give the Pods readiness probes, and shorten the affinity's timeoutSeconds")])
@@ -105,8 +112,10 @@ pub(super) const C24: Entry = Entry::fault("session affinity pins a dead endpoin
 
 pub(super) const C25: Entry = Entry::fault("topology hints leave endpoints out", &[ServiceConfig], Low)
     .seen(Check)
-    .now(&[Action::reads(concat!("see the hints, zones and nodes of the endpoints: ", slices!(" -o yaml")))])
-    .later(&[Action::disrupts("scale each zone for its own clients, or remove the request for hints")])
+    .now(&[
+        Action::reads(concat!("see the hints, zones and nodes of the endpoints: ", slices!(" -o yaml"))),
+        Action::disrupts("scale each zone for its own clients, or remove the request for hints"),
+    ])
     .no_scenario(
         "the lab's nodes are in no zones; tests/it/verdict_history.rs judges an endpoint that hints chose",
     );

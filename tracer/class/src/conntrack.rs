@@ -123,12 +123,13 @@ pub(super) const C17: Entry = Entry::fault("conntrack insertion failed", &[Connt
     .now(&[
         Action::reads("compare before and after a failure: `conntrack -S`; insert_failed that rises confirms it"),
         Action::reads("see which flows are affected: `viptrace trace --faults-only`"),
+        Action::disrupts(
+            "for DNS use single-request-reopen in the Pod's dnsConfig, or NodeLocal DNSCache; for many clients of one endpoint \
+             use more source addresses or --random-fully masquerading",
+        ),
         action::RAISE_BUCKETS,
     ])
-    .later(&[Action::disrupts(
-        "for DNS use NodeLocal DNSCache or single-request-reopen; for many clients of one endpoint use more source \
-         addresses or --random-fully masquerading; give conntrack enough buckets",
-    )])
+    .later(&[Action::disrupts("give conntrack enough buckets, and reuse connections")])
     .references(&["kubernetes/kubernetes#56903"])
     .no_scenario(
         "no traffic of the lab makes two TCP connections race for one source port, and its tables are small; C17a is \
@@ -160,13 +161,17 @@ pub(super) const C18: Entry = Entry::fault("reset after an invalid packet", &[Co
 
 pub(super) const C18b: Entry = Entry::fault("legitimate traffic dropped as invalid", &[Conntrack], Medium)
     .seen(Trace)
-    .now(&[Action::reads(
-        "compare before and after: `conntrack -S` (invalid); look for a second way between the two ends: `ip route get \
-         {CLIENT_IP} from {ENDPOINT_IP} iif INTERFACE`",
-    )])
-    .later(&[Action::disrupts(
-        "make the routes symmetric, or set net.netfilter.nf_conntrack_tcp_be_liberal=1",
-    )])
+    .now(&[
+        Action::reads(
+            "compare before and after: `conntrack -S` (invalid); look for a second way between the two ends: `ip route get \
+             {CLIENT_IP} from {ENDPOINT_IP} iif INTERFACE`",
+        ),
+        Action::disrupts(
+            "make the routes symmetric, or let conntrack accept packets out of window: `sysctl -w \
+             net.netfilter.nf_conntrack_tcp_be_liberal=1`",
+        ),
+    ])
+    .later(&[Action::disrupts("keep the routes symmetric, or set kube-proxy's conntrack.tcpBeLiberal")])
     .references(&["kubernetes/kubernetes#94861"])
     .no_scenario("the lab has one path between two ends; tests/it/verdict_resets.rs judges it without a kernel");
 

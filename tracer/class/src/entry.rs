@@ -81,9 +81,17 @@ impl Action {
 
     /// The text with its placeholders, and with its commands in backticks.
     pub fn marked(&self) -> String {
-        let mut out = String::new();
-        fill(&mut out, self.text, |_| None, true);
-        out
+        self.mark(|_| None).into_owned()
+    }
+
+    /// The text with its commands in backticks; `value` returns the value of a placeholder, quoted for a shell.
+    pub fn mark<'v>(&self, value: impl Fn(&str) -> Option<Cow<'v, str>>) -> Cow<'static, str> {
+        if !self.text.contains('{') {
+            return Cow::Borrowed(self.text);
+        }
+        let mut out = String::with_capacity(self.text.len() + VALUES_BYTES);
+        fill(&mut out, self.text, value, true);
+        Cow::Owned(out)
     }
 
     /// The text with its placeholders.
@@ -99,6 +107,9 @@ impl Action {
         fill(out, self.text, value, false);
     }
 }
+
+/// The room for the values in one action, which most actions do not exceed.
+const VALUES_BYTES: usize = 48;
 
 /// Appends the text with its placeholders filled, with or without its backticks. Searches byte by byte: most pieces are a
 /// few words, for which a search by words of the processor costs more.

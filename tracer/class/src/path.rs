@@ -8,21 +8,25 @@ use crate::{
     Entry,
     Seen::{Both, Trace},
     Severity::{High, Low, Medium},
-    action::{self, service, slices},
+    action::{self, edit, service, slices},
 };
 
 pub(super) const C28: Entry = Entry::fault("endpoint refuses connections", &[BackendRefused], Medium)
     .seen(Trace)
-    .now(&[Action::reads(concat!(
-        "compare the targetPort with what the Pod listens on: ",
-        service!(" -o yaml"),
-        "; ",
-        slices!(),
-        "; then read the Pod's log"
-    ))])
-    .later(&[Action::disrupts(
-        "correct the targetPort or the application; give the Pod a readiness probe on this port",
-    )])
+    .now(&[
+        Action::reads(concat!(
+            "compare the targetPort with what the Pod listens on: ",
+            service!(" -o yaml"),
+            "; ",
+            slices!(),
+            "; then read the Pod's log"
+        )),
+        Action::disrupts(concat!(
+            "correct the targetPort, or the address and port on which the application listens: ",
+            edit!()
+        )),
+    ])
+    .later(&[Action::disrupts("give the Pod a readiness probe on this port")])
     .lab(&["c28-refused-same-node", "c28-refused-other-node", "c28-udp-refused", "c28-sctp-refused"]);
 
 pub(super) const C29: Entry = Entry::fault("endpoint silent or unreachable", &[NetworkPath], Medium)
@@ -53,6 +57,9 @@ pub(super) const C30: Entry = Entry::fault(
 .now(&[
     Action::reads(
         "list the policies that select the endpoint's Pod: `kubectl -n {NAMESPACE} get networkpolicies`",
+    ),
+    Action::disrupts(
+        "if this client should be admitted, correct the policy or the firewall's rule that stops it",
     ),
     action::READ_OTHER_FIREWALL,
 ])
@@ -96,14 +103,17 @@ pub(super) const C32: Entry = Entry::fault("reverse path filter, or forwarding o
 
 pub(super) const C33: Entry = Entry::fault("packets larger than the path MTU", &[Mtu], Medium)
     .seen(Both)
-    .now(&[Action::reads(
-        "find the path MTU from the client's Pod: `kubectl -n {NAMESPACE} exec POD -- ping -c \
-         3 -M do -s 1422 {ENDPOINT_IP}`",
-    )])
-    .later(&[Action::disrupts(
-        "set the CNI's MTU explicitly and recreate the Pods; let ICMP fragmentation needed \
-         and packet too big pass",
-    )])
+    .now(&[
+        Action::reads(
+            "find the path MTU from the client's Pod: `kubectl -n {NAMESPACE} exec POD -- ping -c \
+             3 -M do -s 1422 {ENDPOINT_IP}`",
+        ),
+        Action::disrupts(
+            "set the CNI's MTU to what the path carries and recreate the Pods, or let ICMP fragmentation needed and \
+             packet too big pass",
+        ),
+    ])
+    .later(&[Action::disrupts("set the CNI's MTU explicitly, and keep it equal on all nodes")])
     .references(&["kubernetes/kubernetes#88986"])
     .no_scenario(
         "the links of the lab have one MTU; tests/it/verdict_missing.rs builds the ICMP error and the drop, \

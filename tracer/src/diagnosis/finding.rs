@@ -19,7 +19,7 @@ use crate::{
     node::ProxyMode,
     text::{sentence, word},
     time::Timestamp,
-    verdict::{Evidence, EvidenceType, Mitigation, ServiceRef, Text},
+    verdict::{self, Evidence, EvidenceType, Mitigation, ServiceRef, Text},
 };
 
 /// How much a finding of a check matters.
@@ -427,6 +427,10 @@ impl Finding {
             immediate: self.chosen_now().fold(String::with_capacity(now), append).into(),
             long_term: self.chosen_later().fold(String::with_capacity(later), append).into(),
             safety: self.chosen_now().map(|action| action.safety).max().unwrap_or(Safety::ReadOnly),
+            steps: self
+                .chosen_now()
+                .map(|action| verdict::Step { text: action.mark(value), safety: action.safety })
+                .collect(),
         }
     }
 

@@ -11,7 +11,7 @@ use crate::{
     report::{
         json,
         printer::{Paint, Style},
-        row::{action, detail},
+        row::{actions, detail},
         yaml,
     },
     text::{count, is_unsafe, safe},
@@ -140,8 +140,8 @@ pub(super) fn write_finding(
     if let Some(since) = finding.since {
         let _ = writeln!(out, "   since: {}", since.to_the_millisecond());
     }
-    if let Some(action) = action(&finding.mitigation) {
-        let _ = writeln!(out, "   {} {action}", paint.text(Style::Heading, "do:"));
+    for action in actions(&finding.mitigation, finding.class, paint) {
+        let _ = writeln!(out, "   {action}");
     }
 }
 

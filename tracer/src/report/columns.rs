@@ -173,7 +173,9 @@ impl Columns {
     pub(super) fn row(&self, row: &Row, paint: Paint, whole: bool) -> Vec<String> {
         let mut lines = vec![Self::line(self.cells(row), paint)];
         let Some(width) = self.width else {
-            lines.extend(row.wide.below.iter().map(|text| format!("{:INDENT$}{text}", "")));
+            lines.extend(
+                row.wide.below.iter().chain(&row.wide.actions).map(|text| format!("{:INDENT$}{text}", "")),
+            );
             return lines;
         };
         // A healthy connect's duration is not a cause; the scrollback has it.

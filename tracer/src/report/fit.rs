@@ -4,6 +4,17 @@ use std::borrow::Cow;
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
+use crate::{
+    class::Safety,
+    report::{
+        page::{MIN_ROOM, lines},
+        printer::{Paint, Style},
+        row::DO,
+    },
+};
+
+const RISKS: [Safety; 3] = [Safety::ReadOnly, Safety::Disruptive, Safety::Dangerous];
+
 /// The width of the text in a terminal, in columns.
 pub(super) fn width(text: &str) -> usize {
     text.width()
@@ -42,21 +53,41 @@ fn take(characters: impl Iterator<Item = char>, columns: usize) -> impl Iterator
     })
 }
 
-/// A text of several lines for a terminal: long lines are broken between words and continue indented. Lines with a
-/// command are left to the terminal, which copies them as one line.
+/// A text of several lines for a terminal: long lines are broken between words and continue indented. An action is broken
+/// so that its commands can be pasted.
 pub(super) fn wrap(text: &str, columns: usize) -> String {
     let mut out = String::with_capacity(text.len() + 256);
     for line in text.lines() {
-        if width(line) <= columns || line.contains("do:") {
-            out.push_str(line);
+        let wrapped: Cow<'_, str> = if width(line) <= columns {
+            line.into()
+        } else if let Some((before, action)) = action(line) {
+            wrap_action(before, action, columns).into()
         } else {
             let indent = line.len() - line.trim_start().len() + 4;
             let behind = " ".repeat(indent.min(columns / 2));
-            out.push_str(&textwrap::fill(line, textwrap::Options::new(columns).subsequent_indent(&behind)));
-        }
+            textwrap::fill(line, textwrap::Options::new(columns).subsequent_indent(&behind)).into()
+        };
+        out.push_str(&wrapped);
         out.push('\n');
     }
     out
+}
+
+/// The line of an action, divided before its risk.
+fn action(line: &str) -> Option<(&str, &str)> {
+    let at = RISKS.iter().filter_map(|risk| line.find(&format!("[{risk}] "))).min()?;
+    let (before, action) = line.split_at(at);
+    let label = before.trim();
+    let is_label = label.is_empty() || label == DO || label == Paint(true).text(Style::Heading, DO);
+    is_label.then_some((before, action))
+}
+
+/// The lines of an action, which continue behind their label.
+fn wrap_action(before: &str, action: &str, columns: usize) -> String {
+    let indent = before.len() - before.trim_start().len();
+    let indent = if before.trim().is_empty() { indent } else { indent + DO.len() + 1 } + 2;
+    let room = columns.saturating_sub(indent).max(MIN_ROOM);
+    format!("{before}{}", lines(action, room).join(&format!("\n{:indent$}", "")))
 }
 
 /// Appends the text and pads it with spaces to `columns`.
@@ -82,10 +113,20 @@ mod tests {
 
     #[test]
     fn long_lines_go_on_indented_and_commands_stay_whole() {
-        let text =
-            "Then\n  4  C20  shop/slow:http  has no usable endpoint\n  do: kubectl get pods -l app=cart\n";
-        let wrapped = "Then\n  4  C20  shop/slow:http  has\n      no usable endpoint\n  do: kubectl get pods -l app=cart\n";
+        let text = "Then\n  4  C20  shop/slow:http  has no usable endpoint\n";
+        let wrapped = "Then\n  4  C20  shop/slow:http  has\n      no usable endpoint\n";
         assert_eq!(wrap(text, 30), wrapped);
+        let wrapped = "  do: [read-only] compare the\n        labels:\n          kubectl get pods \\\n            \
+                       -l app=cart\n        then the ports\n      [disruptive] restart it\n";
+        for label in ["do:", "\u{1b}[1mdo:\u{1b}[0m"] {
+            let text = format!(
+                "  {label} [read-only] compare the labels: `kubectl get pods -l app=cart`, then the ports\n      \
+                 [disruptive] restart it\n"
+            );
+            assert_eq!(wrap(&text, 31), wrapped.replace("do:", label));
+        }
+        let text = "  against: the log says [read-only] `no such file`";
+        assert_eq!(wrap(text, 30), "  against: the log says [read-\n      only] `no such file`\n");
     }
 
     proptest! {

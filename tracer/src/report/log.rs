@@ -3,14 +3,18 @@
 //! The line of flows that share one is written at the first flow, and again with the count when it has changed, at most
 //! every [`INTERVAL`].
 
-use std::time::{Duration, Instant};
+use std::{
+    borrow::Cow,
+    collections::HashMap,
+    time::{Duration, Instant},
+};
 
 use crate::report::{
     Form, Output,
     columns::Columns,
     groups::Groups,
     printer::{OutputError, Printer},
-    row::Row,
+    row::{DO, Row},
 };
 use crate::{
     session::{Folded, Judged},
@@ -20,12 +24,19 @@ use crate::{
 /// The minimum time between two lines of the same flows.
 const INTERVAL: Duration = Duration::from_secs(10);
 
+/// The most causes whose actions are known as written; beyond it they are written again.
+const MAX_CAUSES: usize = 1000;
+/// The most variants of a cause's actions that are written: they differ in addresses.
+const MAX_VARIANTS: usize = 4;
+
 #[derive(Debug)]
 pub(super) struct LogTable {
     form: Form,
     columns: Columns,
     heading_written: bool,
     groups: Groups,
+    /// The actions that were written.
+    advised: Advised,
     /// When the changed lines are written next; `None` while none has changed.
     next: Option<Instant>,
 }
@@ -37,7 +48,14 @@ impl LogTable {
             Some(width) if form.output == Output::Table => Columns::bounded(form, width),
             _ => Columns::unbounded(form),
         };
-        Self { form, columns, heading_written: false, groups: Groups::default(), next: None }
+        Self {
+            form,
+            columns,
+            heading_written: false,
+            groups: Groups::default(),
+            advised: Advised::default(),
+            next: None,
+        }
     }
 
     pub(super) fn show(
@@ -120,10 +138,90 @@ impl LogTable {
             text.push_str(&self.columns.heading(paint));
             text.push('\n');
         }
-        for line in self.columns.row(row, paint, true) {
+        let row = self.advised.shortened(row);
+        for line in self.columns.row(&row, paint, true) {
             text.push_str(&line);
             text.push('\n');
         }
         printer.data(&text)
+    }
+}
+
+/// The actions that stand below an earlier row, so that a cause of many flows has them once.
+#[derive(Debug, Default)]
+struct Advised {
+    /// By verdict and Service.
+    causes: HashMap<(String, String), Vec<Written>>,
+}
+
+/// The lines of actions, and the time of the row above them.
+#[derive(Debug)]
+struct Written {
+    actions: Vec<String>,
+    time: String,
+}
+
+impl Advised {
+    /// The row, with a reference in place of actions that were written before.
+    fn shortened<'r>(&mut self, row: &'r Row) -> Cow<'r, Row> {
+        if row.wide.actions.is_empty() {
+            return Cow::Borrowed(row);
+        }
+        let cause = (row.verdict.clone(), row.service.clone());
+        if self.causes.len() >= MAX_CAUSES && !self.causes.contains_key(&cause) {
+            self.causes.clear();
+        }
+        let known = self.causes.entry(cause).or_default();
+        let same = known.iter().find(|written| written.actions == row.wide.actions);
+        let reference = match (same, known.last()) {
+            (Some(Written { time, .. }), _) => format!("{DO} as for the flow at {time}"),
+            (None, Some(Written { time, .. })) if known.len() >= MAX_VARIANTS => {
+                format!("{DO} as for the flow at {time}, with the addresses of this one")
+            }
+            _ => {
+                known.push(Written { actions: row.wide.actions.clone(), time: row.time.clone() });
+                return Cow::Borrowed(row);
+            }
+        };
+        let mut row = row.clone();
+        row.wide.actions = vec![reference];
+        Cow::Owned(row)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{report::fixture, time::Timestamp};
+
+    #[test]
+    fn the_actions_of_a_cause_are_written_once() {
+        let mut advised = Advised::default();
+        let mut below = |second: u64, change: &dyn Fn(&mut crate::verdict::Verdict)| {
+            let mut verdict = fixture::fault();
+            verdict.time = Timestamp::from_unix_secs(second);
+            change(&mut verdict);
+            advised.shortened(&Row::new(&verdict, None, true)).wide.actions.clone()
+        };
+        let whole = [
+            "do: [read-only] `kubectl -n shop get pods -l app=checkout`",
+            "    [disruptive] correct the selector",
+        ];
+        assert_eq!(below(1, &|_| {}), whole);
+        assert_eq!(below(2, &|_| {}), ["do: as for the flow at 00:00:01.000"]);
+        assert_eq!(below(3, &|verdict| verdict.service = None), whole);
+        assert_eq!(below(4, &|verdict| verdict.mitigation.steps.truncate(1)), whole[..1]);
+        assert_eq!(
+            below(5, &|verdict| verdict.mitigation.steps.truncate(1)),
+            ["do: as for the flow at 00:00:04.000"]
+        );
+        assert_eq!(below(6, &|_| {}), ["do: as for the flow at 00:00:01.000"]);
+        for second in 7..100 {
+            let number = second.to_string();
+            let found = below(second, &|verdict| verdict.mitigation.steps[1].text = number.clone().into());
+            let is_whole = second < 5 + MAX_VARIANTS as u64;
+            assert_eq!(found.len() == 2, is_whole, "{found:?}");
+            assert!(is_whole || found[0].ends_with(", with the addresses of this one"), "{found:?}");
+        }
     }
 }

@@ -58,43 +58,48 @@ impl Block {
     fn write(&self, out: &mut String, columns: usize, paint: Paint) {
         let indent = " ".repeat(self.first.len());
         let room = columns.saturating_sub(indent.len()).max(MIN_ROOM);
-        let mut lines = vec![String::new()];
-        let mut used = 0;
-        for piece in pieces(&plain(&self.text), room) {
-            match piece {
-                Piece::Word(word) => {
-                    let columns = width(&word.replace("**", ""));
-                    if used > 0 && used + 1 + columns > room {
-                        lines.push(String::new());
-                        used = 0;
-                    }
-                    if let Some(line) = lines.last_mut() {
-                        line.push_str(if used > 0 { " " } else { "" });
-                        line.push_str(&word);
-                    }
-                    used += columns + usize::from(used > 0);
-                }
-                Piece::Command(command) => {
-                    let is_first = lines.iter().all(String::is_empty);
-                    lines.extend(broken(&command, room));
-                    if let Some(line) = lines.get_mut(1).filter(|_| is_first) {
-                        // Beside the mark of its item.
-                        *line = line.trim_start().to_owned();
-                    }
-                    lines.push(String::new());
-                    used = 0;
-                }
-            }
-        }
-        let text = lines.iter().filter(|line| !line.is_empty()).map(String::as_str).collect::<Vec<_>>();
         out.push_str(&self.first);
-        out.push_str(&strong(&text.join(&format!("\n{indent}")), paint));
+        out.push_str(&strong(&lines(&plain(&self.text), room).join(&format!("\n{indent}")), paint));
         out.push('\n');
     }
 }
 
+/// A text in lines of at most `room` columns unless a word is longer; a long command has its own lines.
+pub(super) fn lines(text: &str, room: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    let mut used = 0;
+    for piece in pieces(text, room) {
+        match piece {
+            Piece::Word(word) => {
+                let columns = width(&word.replace("**", ""));
+                if used > 0 && used + 1 + columns > room {
+                    lines.push(String::new());
+                    used = 0;
+                }
+                if let Some(line) = lines.last_mut() {
+                    line.push_str(if used > 0 { " " } else { "" });
+                    line.push_str(&word);
+                }
+                used += columns + usize::from(used > 0);
+            }
+            Piece::Command(command) => {
+                let is_first = lines.iter().all(String::is_empty);
+                lines.extend(broken(&command, room));
+                if let Some(line) = lines.get_mut(1).filter(|_| is_first) {
+                    // Beside the mark of its item.
+                    *line = line.trim_start().to_owned();
+                }
+                lines.push(String::new());
+                used = 0;
+            }
+        }
+    }
+    lines.retain(|line| !line.is_empty());
+    lines
+}
+
 /// The minimum width of text, however deep its list and however narrow the terminal.
-const MIN_ROOM: usize = 20;
+pub(super) const MIN_ROOM: usize = 20;
 
 /// A part of a text.
 enum Piece {

@@ -8,7 +8,10 @@ use std::fmt::Write as _;
 use crate::{
     class::Class,
     pcap::{By, End, ExplainedFlow, PacketLine, ResetLine, SeenAs, Stage},
-    report::printer::{Paint, Style},
+    report::{
+        printer::{Paint, Style},
+        row::actions,
+    },
     text::{count, safe, times},
     time::Timestamp,
     verdict::Verdict,
@@ -72,7 +75,9 @@ pub fn text(flow: &ExplainedFlow, is_wide: bool, paint: Paint) -> String {
         if let Some(verdict) = &flow.verdict
             && verdict.has_failed()
         {
-            line(&format!("do: [{}] {}", verdict.mitigation.safety, verdict.mitigation.immediate));
+            for action in actions(&verdict.mitigation, verdict.class, Paint(false)) {
+                line(&action);
+            }
         }
     }
     let arrow = if flow.is_oriented { "->" } else { "<->" };

@@ -1,16 +1,21 @@
 //! One line of a table, made from a verdict: safe text in named cells.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{borrow::Cow, net::SocketAddr, time::Duration};
 
 use crate::{
     called,
     class::{Class, Kind},
     diagnosis::finding::Finding,
-    report::printer::Style,
+    report::printer::{Paint, Style},
     text::{count, length, measured, safe},
     time::Timestamp,
-    verdict::{FlowRef, Mitigation, Text, Verdict},
+    verdict::{FlowRef, Mitigation, Step, Text, Verdict},
 };
+
+/// Before the first action; the others are aligned with it.
+pub(super) const DO: &str = "do:";
+/// The most actions shown; the others are counted.
+const MAX_STEPS: usize = 8;
 
 /// The cells of a line. Every text is safe for a terminal.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +43,8 @@ pub(super) struct Wide {
     pub confidence: String,
     /// Whole lines below the row.
     pub below: Vec<String>,
+    /// The lines of the actions, which follow them.
+    pub actions: Vec<String>,
 }
 
 impl Row {
@@ -144,25 +151,45 @@ pub(super) fn changes(verdict: &Verdict) -> Vec<String> {
     lines
 }
 
-/// The actions for now, with their risk to running traffic; `None` if nothing is broken.
-pub(super) fn action(mitigation: &Mitigation) -> Option<String> {
-    let Mitigation { immediate, safety, .. } = mitigation;
-    (!immediate.is_empty()).then(|| format!("[{safety}] {}", safe(immediate)))
+/// The actions for now. In a record of an older viptrace they are one.
+pub(super) fn steps(mitigation: &Mitigation) -> Cow<'_, [Step]> {
+    let Mitigation { immediate, safety, steps, .. } = mitigation;
+    if steps.is_empty() && !immediate.is_empty() {
+        return vec![Step { text: immediate.clone(), safety: *safety }].into();
+    }
+    steps.into()
+}
+
+/// A line for each action for now, with its risk to running traffic; none if nothing is broken.
+pub(super) fn actions(mitigation: &Mitigation, class: Class, paint: Paint) -> Vec<String> {
+    let steps = steps(mitigation);
+    let line = |(index, Step { text, safety }): (usize, &Step)| {
+        let label = if index == 0 { paint.text(Style::Heading, DO) } else { " ".repeat(DO.len()) };
+        format!("{label} [{safety}] {}", safe(text))
+    };
+    let mut lines: Vec<_> = steps.iter().take(MAX_STEPS).enumerate().map(line).collect();
+    let hidden = steps.len().saturating_sub(MAX_STEPS);
+    if hidden > 0 {
+        let name = called::name();
+        lines.push(format!("{:1$} and {hidden} more: {name} explain {class}", "", DO.len()));
+    }
+    lines
 }
 
 fn wide(verdict: &Verdict) -> Wide {
-    let mut below = Vec::new();
+    let (mut below, mut actions) = (Vec::new(), Vec::new());
     // A healthy flow needs no evidence on the screen.
     if verdict.class != Class::Ok {
         below.extend(evidence(verdict));
         below.extend(verdict.unseen.iter().map(|unseen| format!("not observed: {}", safe(unseen))));
         below.extend(changes(verdict));
-        below.extend(action(&verdict.mitigation).map(|action| format!("do: {action}")));
+        actions.extend(self::actions(&verdict.mitigation, verdict.class, Paint(false)));
     }
     Wide {
         protocol: safe(&verdict.flow.protocol).into_owned(),
         confidence: verdict.confidence.to_string(),
         below,
+        actions,
     }
 }
 
@@ -199,7 +226,8 @@ pub(super) fn whole(verdict: &Verdict) -> Vec<(Style, String)> {
     lines.extend(verdict.unseen.iter().map(|unseen| plain(format!("not observed: {}", safe(unseen)))));
     lines.extend(changes(verdict).into_iter().map(plain));
     lines.push(plain(String::new()));
-    lines.extend(action(&verdict.mitigation).map(|action| (Style::Heading, format!("do: {action}"))));
+    let actions = actions(&verdict.mitigation, verdict.class, Paint(false));
+    lines.extend(actions.into_iter().map(|action| (Style::Heading, action)));
     if !verdict.mitigation.long_term.is_empty() {
         lines.push(plain(format!("later: {}", safe(&verdict.mitigation.long_term))));
     }

@@ -208,7 +208,7 @@ impl Report {
             Sink::Log(table) => {
                 table.write_rest(&mut self.printer)?;
                 let text = text(self.printer.paint());
-                self.printer.data(&text)?;
+                self.printer.text(&text)?;
             }
             Sink::Top(top) => {
                 for message in top.leave() {
@@ -288,7 +288,12 @@ mod tests {
         let (out, _) = run(form(Output::Wide, View::Default), &[fixture::fault()]);
         assert!(out.contains("shop/client (10.244.1.40:40001)"), "{out}");
         assert!(out.contains("\n    evidence: 00:01:41.000 nf_send_unreach"), "{out}");
-        assert!(out.contains("\n    do: [read-only] kubectl -n shop get pods"), "{out}");
+        assert!(
+            out.contains(
+                "\n    do: [read-only] `kubectl -n shop get pods -l app=checkout`\n        [disruptive] "
+            ),
+            "{out}"
+        );
     }
 
     #[test]

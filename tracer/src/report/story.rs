@@ -11,7 +11,7 @@ use crate::{
     report::{
         outline,
         printer::{Paint, Style},
-        row::{action, detail, end},
+        row::{actions, detail, end},
     },
     session::Ending,
     text::{count, safe},
@@ -181,9 +181,11 @@ fn what_changed(out: &mut String, paint: Paint, chapter: &Chapter) {
 
 fn what_to_do(out: &mut String, paint: Paint, verdict: &Verdict) {
     heading(out, paint, outline::WHAT_TO_DO);
-    if let Some(action) = action(&verdict.mitigation) {
-        line(out, &format!("do: {action}"));
-    } else {
+    let actions = actions(&verdict.mitigation, verdict.class, Paint(false));
+    for action in &actions {
+        line(out, action);
+    }
+    if actions.is_empty() {
         let name = called::name();
         line(out, &format!("look at the page of the class: {name} explain {}", verdict.class));
     }

@@ -13,7 +13,7 @@ use crate::{
         fit::{push_padded, width},
         outline,
         printer::{Paint, Style},
-        row::{action, changes, detail, evidence},
+        row::{actions, changes, detail, evidence},
     },
     session::{Cause, Connections, Counts, Ending, Latency, Pair, Summary},
     text::{self, count, measured, safe},
@@ -248,8 +248,8 @@ fn first_cause(out: &mut String, paint: Paint, cause: &Cause) {
     for change in changes(verdict) {
         line(out, &change);
     }
-    if let Some(action) = action(&verdict.mitigation) {
-        line(out, &format!("{} {action}", paint.text(Style::Heading, "do:")));
+    for action in actions(&verdict.mitigation, verdict.class, paint) {
+        line(out, &action);
     }
     if !verdict.mitigation.long_term.is_empty() {
         line(out, &format!("later: {}", safe(&verdict.mitigation.long_term)));

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::{
     check::style,
     printer::{Paint, Style},
-    row::{action, detail},
+    row::{actions, detail},
 };
 use crate::{
     session::why::{FirstCause, Why},
@@ -89,8 +89,8 @@ fn write_cause(out: &mut String, cause: &FirstCause, paint: Paint) {
     for unseen in &cause.unseen {
         let _ = writeln!(out, "  not observed: {}", safe(unseen));
     }
-    if let Some(action) = action(&cause.mitigation) {
-        let _ = writeln!(out, "  {} {action}", paint.text(Style::Heading, "do:"));
+    for action in actions(&cause.mitigation, cause.class, paint) {
+        let _ = writeln!(out, "  {action}");
     }
     let _ = writeln!(out, "  {} kubectl viptrace explain {}", paint.text(Style::Faint, "more:"), cause.class);
 }

@@ -1,6 +1,8 @@
 //! Verdicts for the tests of several rooms.
 
-use super::{ChangeKind, Evidence, EvidenceType, FlowRef, Mitigation, NearbyChange, ServiceRef, Verdict};
+use super::{
+    ChangeKind, Evidence, EvidenceType, FlowRef, Mitigation, NearbyChange, ServiceRef, Step, Verdict,
+};
 use crate::{
     class::{Class, Confidence, Domain, Safety, Severity},
     time::Timestamp,
@@ -47,9 +49,13 @@ pub(crate) fn fault() -> Verdict {
         kube_proxy_version: None,
         metadata_age: Some(0.5),
         mitigation: Mitigation {
-            immediate: "kubectl -n shop get pods -l app=checkout".into(),
+            immediate: "kubectl -n shop get pods -l app=checkout; correct the selector".into(),
             long_term: "alert on Services without endpoints".into(),
-            safety: Safety::ReadOnly,
+            safety: Safety::Disruptive,
+            steps: vec![
+                Step { text: "`kubectl -n shop get pods -l app=checkout`".into(), safety: Safety::ReadOnly },
+                Step { text: "correct the selector".into(), safety: Safety::Disruptive },
+            ],
         },
         cross_reference: vec!["C20".into()],
     }

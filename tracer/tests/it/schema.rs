@@ -5,7 +5,9 @@ use serde_json::{Value, json};
 use viptrace::{
     class::{Class, Confidence, Domain, Safety, Severity},
     time::Timestamp,
-    verdict::{ChangeKind, Evidence, EvidenceType, FlowRef, Mitigation, NearbyChange, ServiceRef, Verdict},
+    verdict::{
+        ChangeKind, Evidence, EvidenceType, FlowRef, Mitigation, NearbyChange, ServiceRef, Step, Verdict,
+    },
 };
 
 fn schema() -> Value {
@@ -58,6 +60,10 @@ fn full() -> Verdict {
             immediate: "kubectl -n kube-system logs ds/kube-proxy".into(),
             long_term: "alert on the age of the last sync".into(),
             safety: Safety::ReadOnly,
+            steps: vec![Step {
+                text: "`kubectl -n kube-system logs ds/kube-proxy`".into(),
+                safety: Safety::ReadOnly,
+            }],
         },
         cross_reference: vec!["C6".into()],
     }
@@ -130,7 +136,7 @@ fn the_names_are_the_promised_ones() {
         ["after", "kind", "resource_version", "seconds_before", "subject", "text", "time"]
     );
     assert_eq!(change["kind"], "endpoint_removed");
-    assert_eq!(names(&record["mitigation"]), ["immediate", "long_term", "safety"]);
+    assert_eq!(names(&record["mitigation"]), ["immediate", "long_term", "safety", "steps"]);
     assert_eq!(record["flow"]["client"], "[2001:db8::9]:40001");
     assert_eq!(record["time"], "2023-11-14T22:13:20.000000000Z");
 }

@@ -147,7 +147,7 @@ impl<'a> Ruling<'a> {
             (self.decision(), self.service(), self.endpoint(), self.is_probe());
         let endpoint_pod = self.endpoint_pod();
         let mut finding = self.finding.in_mode(ctx.node.mode);
-        let mitigation = finding.mitigation(|name| value(name, flow, ctx, service.as_ref(), endpoint));
+        let mut mitigation = finding.mitigation(|name| value(name, flow, ctx, service.as_ref(), endpoint));
         let cross_reference = finding.cross_reference();
         // The domain is our own text, and what joins it to the detail is no ASCII, for which the check is slow.
         clean_in_place(&mut finding.detail);
@@ -161,6 +161,7 @@ impl<'a> Ruling<'a> {
             .chain(&mut against)
             .map(|evidence| &mut evidence.content)
             .chain(&mut unseen)
+            .chain(mitigation.steps.iter_mut().map(|step| &mut step.text))
             .for_each(clean_in_place);
         Verdict {
             time: verdict_time(flow),

@@ -168,7 +168,7 @@ fn no_endpoints(history: &History, service: &Service, uses_terminating: bool, fi
         {
             finding = finding.fill("POD", word(&pod.key.name));
         }
-        findings.push(finding.now(&[remedy(&reason)]));
+        findings.push(finding.now(remedy(&reason)));
     }
 }
 
@@ -210,18 +210,21 @@ fn switched_off(
     )
 }
 
-const fn remedy(reason: &NoEndpointsReason) -> Action {
+/// The actions for the reason: what shows it, and what repairs it.
+const fn remedy(reason: &NoEndpointsReason) -> &'static [Action] {
     match reason {
-        NoEndpointsReason::SelectorMatchesNothing { .. } => action::COMPARE_SELECTOR,
-        NoEndpointsReason::ScaledToZero { .. } => action::FIND_SCALER,
-        NoEndpointsReason::PodsNotReady { .. } => action::DESCRIBE_POD,
-        NoEndpointsReason::NotInSlices { .. } => action::READ_SLICE_CONTROLLER,
-        NoEndpointsReason::NoSelector => action::FIND_SLICE_WRITER,
-        NoEndpointsReason::PortName { .. } => action::COMPARE_PORT_NAMES,
-        NoEndpointsReason::AddressFamily { .. } => action::COMPARE_FAMILIES,
+        NoEndpointsReason::SelectorMatchesNothing { .. } => {
+            &[action::COMPARE_SELECTOR, action::CORRECT_SELECTOR]
+        }
+        NoEndpointsReason::ScaledToZero { .. } => &[action::FIND_SCALER],
+        NoEndpointsReason::PodsNotReady { .. } => &[action::DESCRIBE_POD, action::MAKE_READY],
+        NoEndpointsReason::NotInSlices { .. } => &[action::READ_SLICE_CONTROLLER],
+        NoEndpointsReason::NoSelector => &[action::FIND_SLICE_WRITER],
+        NoEndpointsReason::PortName { .. } => &[action::COMPARE_PORT_NAMES, action::CORRECT_PORT_NAMES],
+        NoEndpointsReason::AddressFamily { .. } => &[action::COMPARE_FAMILIES],
         NoEndpointsReason::EndpointsNotReady { .. }
         | NoEndpointsReason::OnlyTerminating { .. }
-        | NoEndpointsReason::Unexplained => action::SHOW_SLICES,
+        | NoEndpointsReason::Unexplained => &[action::SHOW_SLICES],
     }
 }
 

@@ -14,7 +14,7 @@ use super::{Evidence, Failed, Focus, State};
 use crate::{
     report::{
         columns::Columns,
-        fit::{Cut, fit, push_padded},
+        fit::{Cut, fit, push_padded, wrap},
         printer::{Paint, Style},
         row::whole,
     },
@@ -170,13 +170,10 @@ fn draw_evidence(frame: &mut Frame<'_>, area: Rect, evidence: &mut Evidence, pai
     let width = usize::from(area.width).max(1);
     let mut lines = Vec::new();
     for (style, text) in whole(&evidence.verdict) {
-        let indent = text.len() - text.trim_start().len() + 2;
-        let behind = " ".repeat(indent.min(width / 2));
-        let options = textwrap::Options::new(width).subsequent_indent(&behind);
         lines.extend(
-            textwrap::wrap(&text, options)
-                .into_iter()
-                .map(|line| Line::styled(line.into_owned(), look(style, paint))),
+            wrap(&format!("{text}\n"), width)
+                .lines()
+                .map(|line| Line::styled(line.to_owned(), look(style, paint))),
         );
     }
     let most = lines.len().saturating_sub(usize::from(area.height));
