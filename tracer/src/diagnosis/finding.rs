@@ -106,6 +106,8 @@ pub(crate) struct Finding {
     pub evidence: Vec<Evidence>,
     pub against: Vec<Evidence>,
     pub unobserved: Vec<Text>,
+    /// For a flow: kube-proxy's own fault that its figures show behind this one.
+    pub behind: Option<Class>,
     /// For a flow: an event that was not observed would name another cause.
     pub rests_on_absence: bool,
     /// For a check.
@@ -151,6 +153,7 @@ impl Finding {
             evidence: Vec::new(),
             against: Vec::new(),
             unobserved: Vec::new(),
+            behind: None,
             rests_on_absence: false,
             level: Level::Fault,
             step: None,

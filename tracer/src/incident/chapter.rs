@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::story::Beside;
 use crate::{
-    session::Judged,
+    session::{Judged, weight},
     time::Timestamp,
     verdict::{FlowRef, NearbyChange, Verdict},
 };
@@ -43,7 +43,7 @@ const OF_NODE: [&str; 4] = ["this node", "kube-proxy", "API server", "viptrace"]
 pub struct Chapter {
     /// The verdicts of the earliest failures, in the order of the failures' times.
     earliest: Vec<(Timestamp, Verdict)>,
-    /// The most certain one.
+    /// The one that shows the cause best; of equals the first.
     pub verdict: Box<Verdict>,
     /// Flows whose last verdict it is.
     pub flows: u64,
@@ -127,7 +127,6 @@ impl Chapter {
     pub(super) fn add(&mut self, judged: &Judged, has_room: bool) -> bool {
         let (verdict, at) = (&judged.verdict, judged.failed);
         self.flows += 1;
-        let weight = |verdict: &Verdict| (verdict.confidence, verdict.severity);
         if self.flows == 1 || weight(verdict) > weight(&self.verdict) {
             *self.verdict = verdict.clone();
         }

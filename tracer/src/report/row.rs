@@ -80,6 +80,13 @@ pub(super) fn end(pod: Option<&str>, addr: Option<SocketAddr>, with_addresses: b
     }
 }
 
+/// The ends of a flow: its client, the address that it asked, its endpoint.
+pub(super) fn ends(flow: &FlowRef) -> Vec<String> {
+    let client = end(flow.client_pod.as_deref(), Some(flow.client), true);
+    let endpoint = flow.endpoint.map(|endpoint| end(flow.endpoint_pod.as_deref(), Some(endpoint), true));
+    [client].into_iter().chain(flow.vip.map(|vip| vip.to_string())).chain(endpoint).collect()
+}
+
 /// `FAULT C20`, `unknown`, `normal N1`, `ok`.
 fn tag(class: Class) -> String {
     match class.kind() {
@@ -202,17 +209,13 @@ pub(super) fn whole(verdict: &Verdict) -> Vec<(Style, String)> {
         Class::Unknown | Class::Ok => verdict.class.title().to_owned(),
         class => format!("{} {}", tag(class), class.title()),
     };
-    let client = end(flow.client_pod.as_deref(), Some(flow.client), true);
-    let endpoint = flow.endpoint.map(|endpoint| end(flow.endpoint_pod.as_deref(), Some(endpoint), true));
-    let vip = flow.vip.map(|vip| vip.to_string());
-    let hops: Vec<String> = [client].into_iter().chain(vip).chain(endpoint).collect();
     let node = flow.node.as_deref().map_or_else(String::new, |node| format!(" on {}", safe(node)));
     let plain = |text: String| (Style::Plain, text);
     let mut lines = vec![
         (style(verdict.class), title + &service),
         plain(detail(&verdict.root_cause)),
         plain(String::new()),
-        plain(format!("{} {}", safe(&verdict.flow.protocol), hops.join(" → "))),
+        plain(format!("{} {}", safe(&verdict.flow.protocol), ends(flow).join(" → "))),
         plain(format!(
             "observed{node} from {} to {}, domain {}, confidence {}",
             flow.started.beside(verdict.time),

@@ -11,7 +11,7 @@ use crate::{
     report::{
         outline,
         printer::{Paint, Style},
-        row::{actions, detail, end},
+        row::{actions, detail, ends},
     },
     session::Ending,
     text::{count, safe},
@@ -70,13 +70,14 @@ fn what_happened(out: &mut String, paint: Paint, story: &Story, chapter: &Chapte
             count(chapter.flows, "failed flow")
         ),
     );
-    let client = end(first.client_pod.as_deref(), Some(first.client), true);
-    let endpoint = first.endpoint.map(|it| end(first.endpoint_pod.as_deref(), Some(it), true));
-    let vip = first.vip.map(|vip| vip.to_string());
-    let way: Vec<String> = [client].into_iter().chain(vip).chain(endpoint).collect();
     let node = first.node.as_deref().map_or_else(String::new, |node| format!(" on {}", safe(node)));
-    line(out, &format!("first   {}{node}: {}", chapter.began().beside(ending.started), way.join(" -> ")));
+    let way = ends(first).join(" -> ");
+    line(out, &format!("first   {}{node}: {way}", chapter.began().beside(ending.started)));
     line(out, &format!("last    {}", outline::last(chapter, ending)));
+    if verdict.flow != *first {
+        let time = verdict.flow.started.beside(ending.started);
+        line(out, &format!("shown   {time}: {}", ends(&verdict.flow).join(" -> ")));
+    }
     if let Some(bouts) = outline::bouts(chapter, ending) {
         line(out, &format!("bouts   {bouts}"));
     }

@@ -13,7 +13,7 @@ use crate::{
         fit::{push_padded, width},
         outline,
         printer::{Paint, Style},
-        row::{actions, changes, detail, evidence},
+        row::{actions, changes, detail, ends, evidence},
     },
     session::{Cause, Connections, Counts, Ending, Latency, Pair, Summary},
     text::{self, count, measured, safe},
@@ -236,6 +236,13 @@ fn first_cause(out: &mut String, paint: Paint, cause: &Cause) {
     line(out, &detail(&verdict.root_cause));
     let flows = count(cause.flows, "flow");
     line(out, &format!("{flows}, domain {}, confidence {}", verdict.domain, verdict.confidence));
+    if cause.flows > 1 {
+        // A row of the table has the latest one.
+        line(
+            out,
+            &format!("shown is the flow at {}: {}", verdict.time.clock(), ends(&verdict.flow).join(" -> ")),
+        );
+    }
     let pieces: Vec<String> = evidence(verdict).collect();
     pieces.iter().take(MAX_EVIDENCE).for_each(|piece| line(out, piece));
     let hidden = pieces.len().saturating_sub(MAX_EVIDENCE);
@@ -339,6 +346,27 @@ mod tests {
         ending.metadata_age = Some(Duration::from_mins(3));
         ending.gaps = vec!["nf_ct_resolve_clash\u{1b}: not in this kernel".into()];
         fixture::snapshot("summary_of_losses", &render(&summary, &ending, Paint(false)));
+    }
+
+    #[test]
+    fn the_first_cause_has_its_best_evidence_and_names_its_flow() {
+        let early = Verdict { unseen: vec!["why the rules are old".into()], ..fixture::fault() };
+        let mut later =
+            Verdict { unseen: Vec::new(), time: Timestamp::from_unix_secs(200), ..fixture::fault() };
+        later.root_cause = "no_endpoints — kube-proxy cannot write its rules (C4)".into();
+        later.flow.client.set_port(40_002);
+        let mut summary = Summary::default();
+        let shown = |summary: &Summary| render(summary, &Ending::default(), Paint(false));
+        summary.add(&fixture::judged(early.clone()));
+        assert!(!shown(&summary).contains("shown is the flow"), "the only one");
+        for verdict in [&later, &early] {
+            summary.add(&fixture::judged(verdict.clone()));
+        }
+        let text = shown(&summary);
+        assert!(text.contains("cannot write its rules (C4)\n  3 flows,"), "{text}");
+        assert!(!text.contains("not observed: why"), "{text}");
+        let flow = "shown is the flow at 00:03:20.000: shop/client (10.244.1.40:40002) -> 10.96.10.20:80\n";
+        assert!(text.contains(flow), "{text}");
     }
 
     #[test]

@@ -57,7 +57,7 @@ pub use crossing::{Crossing, Side};
 pub(crate) use folded::Folded;
 pub use grace::Grace;
 pub use latency::Latency;
-pub(crate) use summary::Cause;
+pub(crate) use summary::{Cause, weight};
 pub use summary::{Counts, Ending, SelectedFlows, Summary};
 pub use unjudged::NotJudged;
 pub use wall_clock::WallStep;

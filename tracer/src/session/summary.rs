@@ -18,7 +18,10 @@ use super::{
 use crate::{
     class::{Class, Domain, Kind, Severity},
     cluster::Key,
-    diagnosis::triage::nodes::{SharedText, shared},
+    diagnosis::{
+        cause_behind,
+        triage::nodes::{SharedText, shared},
+    },
     text::list,
     time::Timestamp,
     verdict::{ServiceRef, Verdict, VerdictKey},
@@ -90,10 +93,16 @@ impl Flows {
 /// One cause of one Service.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cause {
-    /// The most certain verdict; of equals the first.
+    /// The one that shows the cause best; of equals the first.
     pub verdict: Verdict,
     /// The number of flows that it explains.
     pub flows: u64,
+}
+
+/// How well a verdict shows its cause, to be compared with those on other flows of that cause.
+pub(crate) fn weight(verdict: &Verdict) -> impl Ord + use<> {
+    // A later flow may show why the rules are old, which an earlier one could not.
+    (verdict.confidence, verdict.severity, cause_behind(verdict).is_some())
 }
 
 /// Verdicts so far. Bounded: the number of classes is fixed, causes and Services are capped.
@@ -140,7 +149,6 @@ impl Summary {
         let key = (verdict.class, verdict.service.clone());
         if let Some(known) = self.causes.get_mut(&key) {
             known.flows += flows;
-            let weight = |verdict: &Verdict| (verdict.confidence, verdict.severity);
             if weight(verdict) > weight(&known.verdict) {
                 known.verdict = verdict.clone();
             }

@@ -273,12 +273,19 @@ pub struct Outline {
     pub key: VerdictKey,
     pub confidence: Confidence,
     pub severity: Severity,
+    /// kube-proxy's own fault behind it.
+    pub behind: Option<Class>,
 }
 
 impl Outline {
     /// That of a verdict with words.
     pub fn of(verdict: &Verdict) -> Self {
-        Self { key: verdict.key(), confidence: verdict.confidence, severity: verdict.severity }
+        Self {
+            key: verdict.key(),
+            confidence: verdict.confidence,
+            severity: verdict.severity,
+            behind: cause_behind(verdict),
+        }
     }
 }
 

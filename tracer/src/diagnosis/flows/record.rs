@@ -135,10 +135,10 @@ impl<'a> Ruling<'a> {
     }
 
     pub(super) fn outline(&self) -> Outline {
-        let Finding { class, confidence, severity, .. } = self.finding;
+        let Finding { class, confidence, severity, behind, .. } = self.finding;
         let has_failed = has_failed(class, severity);
         let key = VerdictKey { class, has_failed, service: self.service(), endpoint: self.endpoint() };
-        Outline { key, confidence, severity }
+        Outline { key, confidence, severity, behind }
     }
 
     pub(super) fn verdict(self) -> Verdict {

@@ -286,6 +286,7 @@ fn with_cause(case: &Case<'_>, since: Option<Timestamp>, mut finding: Finding) -
     match behind {
         Some((class, what, evidence)) => {
             finding.detail = case.said(format_args!("{}; {what} {}", finding.detail, in_brackets(class)));
+            finding.behind = Some(class);
             finding.node(read, evidence).related(&[class])
         }
         None => finding
