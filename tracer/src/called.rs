@@ -25,9 +25,9 @@ pub(crate) fn name() -> &'static str {
 /// Where a recording comes from.
 pub(crate) fn source_of_recordings() -> String {
     if is_by_plugin() {
-        "`kubectl viptrace collect DIR` fetches those of the agents".to_owned()
+        "check the path; `kubectl viptrace collect DIR` fetches the agents' recordings".to_owned()
     } else {
-        "`viptrace trace --record FILE` makes one".to_owned()
+        "check the path; `viptrace trace --record FILE` makes a recording".to_owned()
     }
 }
 

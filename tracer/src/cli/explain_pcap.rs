@@ -18,7 +18,7 @@ use crate::{
 /// Explains the capture.
 pub(super) fn run(options: &ExplainPcapOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
     let (tuples, _) = read(&options.capture, pcap::tuples)?;
-    let (mut recorded, lacks) = recorded(options, &tuples)?;
+    let (mut recorded, lacks) = recorded(options, &tuples, &mut printer)?;
     let mut is_complete = lacks.is_empty();
     for lack in lacks {
         printer.warn(&lack);
@@ -48,11 +48,18 @@ pub(super) fn run(options: &ExplainPcapOptions, mut printer: Printer) -> anyhow:
 }
 
 /// What the recordings have for these tuples, and what is missing from them.
-fn recorded(options: &ExplainPcapOptions, tuples: &Tuples) -> anyhow::Result<(Recorded, Vec<String>)> {
+fn recorded(
+    options: &ExplainPcapOptions,
+    tuples: &Tuples,
+    printer: &mut Printer,
+) -> anyhow::Result<(Recorded, Vec<String>)> {
     let paths = &options.recordings;
     let found = Tapes::find(paths, Detail::All).map_err(|file| replay::no_file(file, paths))?;
     if found.tapes.is_empty() {
         return Err(replay::nothing_in(&found.skipped, paths));
+    }
+    for copy in &found.copies {
+        printer.note(&safe(&copy.to_string()));
     }
     let mut lacks = replay::unusable(&found.skipped, found.skipped_more);
     let mut recorded = Recorded::default();
@@ -60,7 +67,9 @@ fn recorded(options: &ExplainPcapOptions, tuples: &Tuples) -> anyhow::Result<(Re
         let name = name(&tape);
         recorded.add(name.clone(), tuples, &mut tape)?;
         let missing = replay::missing(&tape, false);
-        lacks.extend(missing.into_iter().map(|lack| format!("{}: {lack}", safe(&name))));
+        // Of a single file each has its name.
+        let place = if tape.files() > 1 { format!("{}: ", safe(&name)) } else { String::new() };
+        lacks.extend(missing.into_iter().map(|lack| format!("{place}{lack}")));
     }
     Ok((recorded, lacks))
 }
@@ -122,7 +131,9 @@ fn read<T>(
         return Err(anyhow::anyhow!("{}: it is not a regular file", what()))
             .hint(|| "it is read twice: store the capture in a file first".to_owned());
     }
-    let file = File::open(path).with_context(what)?;
+    let file = File::open(path)
+        .with_context(what)
+        .hint(|| "check the path; `tcpdump -i any -w FILE` makes a capture".to_owned())?;
     let length = file.metadata().with_context(what)?.len();
     let result = read(file, length).with_context(what)?;
     let name = path.file_name().map_or_else(|| path.to_string_lossy(), std::ffi::OsStr::to_string_lossy);

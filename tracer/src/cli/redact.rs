@@ -99,6 +99,9 @@ fn several(paths: &[PathBuf], out: &Path, printer: &mut Printer) -> anyhow::Resu
     if found.skipped_more > 0 {
         printer.warn(&format!("{} could not be redacted", count(found.skipped_more, "more file")));
     }
+    for copy in &found.copies {
+        printer.note(&safe(&copy.to_string()));
+    }
     if found.others > 0 {
         printer.note(&format!("{} in the folders: no recordings", count(found.others, "other file")));
     }

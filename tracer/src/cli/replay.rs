@@ -35,7 +35,7 @@ use crate::{
     text::{count, list, safe},
     time::Timestamp,
 };
-use clocks::{clock_note, unaligned};
+use clocks::{clock_note, unaligned, with_files};
 pub(super) use lacks::{missing, unusable};
 
 /// How long before `--since` events are observed: a connection that began earlier counts as begun before the recording.
@@ -231,6 +231,7 @@ pub(super) fn open(options: &ReplayOptions) -> anyhow::Result<Opened> {
         .map(|track| describe(track.header(), selection.target.as_ref(), track.tape().files()))
         .collect();
     notes.extend(tracks().enumerate().filter_map(|(index, _)| clock_note(&timeline, index)));
+    notes.extend(timeline.copies.iter().map(|copy| safe(&copy.to_string()).into_owned()));
     if timeline.others > 0 {
         notes.push(format!("{} in the folders: no recordings", count(timeline.others, "other file")));
     }
@@ -328,9 +329,12 @@ impl Opened {
         let mut lacks = self.lacks;
         let mut endings = Vec::new();
         let mut reasons = Vec::new();
+        let mut hint = None;
         for (index, track) in self.timeline.tracks().iter().enumerate() {
             let place = if several { format!("{}: ", safe(track.name())) } else { String::new() };
-            let found = missing(track.tape(), is_reached(&self.timeline, index, span.to));
+            let is_whole = is_reached(&self.timeline, index, span.to);
+            let found = missing(track.tape(), is_whole);
+            hint = hint.or(lacks::remedy(track.tape(), is_whole));
             lacks.extend(found.iter().map(|lack| format!("{place}{lack}")));
             let Some(beside) = beside(&self.timeline, index) else { continue };
             let end = track.tape().end();
@@ -360,6 +364,9 @@ impl Opened {
         }
         for lack in &lacks {
             audience.warn(lack)?;
+        }
+        if let Some(hint) = hint {
+            audience.note(hint)?;
         }
         let nodes = endings.iter().map(|(name, _)| name.clone()).collect();
         let mut ending = match endings.pop() {
@@ -435,7 +442,7 @@ fn describe(header: &Header, target: Option<&Target>, files: usize) -> String {
 /// A warning for each two traces that recorded the same flows.
 fn recorded_twice(timeline: &Timeline) -> Vec<String> {
     let warning = |(one, other): (&Track, &Track)| {
-        let (one, other) = (safe(one.name()), safe(other.name()));
+        let (one, other) = (with_files(one), with_files(other));
         format!("{one} and {other} overlap: flows that both recorded count twice; replay one of the two")
     };
     timeline.overlapping().into_iter().map(warning).collect()

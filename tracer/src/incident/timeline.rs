@@ -8,7 +8,7 @@ use std::{num::NonZero, ops::Range, path::PathBuf, thread};
 
 use super::clock::{Alignment, Compared, Seen};
 use crate::{
-    recording::{Header, Observed, Part, Reading, Tape, Tapes, UnusableFile},
+    recording::{Header, LeftOut, Observed, Part, Reading, Tape, Tapes, UnusableFile},
     session::{Detail, Judgements, Showing},
     time::Timestamp,
 };
@@ -21,6 +21,8 @@ pub struct Timeline {
     /// The first files that could not be used, the number of further ones, and that of other files in the folders.
     pub skipped: Vec<UnusableFile>,
     pub skipped_more: u64,
+    /// Files that are left out as copies.
+    pub copies: Vec<LeftOut>,
     pub others: u64,
     skip_until: Option<Timestamp>,
     /// The times are those of the trace's clock, which nobody steps.
@@ -70,7 +72,7 @@ impl Track {
 impl Timeline {
     /// Finds the traces and, if there are several, compares their clocks: that reads every file once.
     pub fn open(paths: &[PathBuf]) -> Result<Self, UnusableFile> {
-        let Tapes { tapes, skipped, skipped_more, others } = Tapes::find(paths, Detail::All)?;
+        let Tapes { tapes, skipped, skipped_more, copies, others } = Tapes::find(paths, Detail::All)?;
         let clocks = clocks(&tapes);
         let is_single = tapes.len() == 1;
         let alignment = if is_single {
@@ -88,6 +90,7 @@ impl Timeline {
             alignment,
             skipped,
             skipped_more,
+            copies,
             others,
             skip_until: None,
             on_trace_clock: !is_single,

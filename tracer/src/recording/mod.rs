@@ -110,7 +110,7 @@ pub use records::Records;
 pub(crate) use redact::{RedactError, Redacted, Redaction, Substitutes};
 pub use sightings::{Observed, Sightings};
 pub(crate) use tape::{IndexState, PART, is_irregular};
-pub use tape::{Tape, Tapes, UnusableFile};
+pub use tape::{LeftOut, Tape, Tapes, UnusableFile};
 pub use wanted::{Part, Wanted};
 pub(crate) use writer::Failure;
 pub use writer::{Addresses, CLOSE_LIMIT, CreateError, Finished, Recorder, create};

@@ -6,6 +6,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    fmt,
     fs::{self, File},
     io::{self, Read as _},
     path::{Path, PathBuf},
@@ -85,8 +86,24 @@ pub struct Tapes {
     pub skipped: Vec<UnusableFile>,
     /// Further ones of these.
     pub skipped_more: u64,
+    /// Files of which another one has as much: the first ones.
+    pub copies: Vec<LeftOut>,
     /// Other files in the folders.
     pub others: u64,
+}
+
+/// A file that is not played, because another one has as much of the same recording: nothing is missing without it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftOut {
+    pub path: PathBuf,
+    pub copy_of: PathBuf,
+}
+
+impl fmt::Display for LeftOut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { path, copy_of } = self;
+        write!(f, "{} begins as {} does: left out as its copy", path.display(), copy_of.display())
+    }
 }
 
 /// The files of one trace, in their order.
@@ -188,9 +205,10 @@ impl Tapes {
             } else {
                 ((first, of_first), path)
             };
-            let why = format!("it begins as {} does, and is left out as its copy", kept.0.display());
+            if self.copies.len() < MAX_NAMED {
+                self.copies.push(LeftOut { path: left_out, copy_of: kept.0.clone() });
+            }
             of_trace.insert(began, kept);
-            self.skip(UnusableFile::new(left_out, why));
         }
         let tape = |files: BTreeMap<Timestamp, (PathBuf, Header)>| {
             let (paths, headers): (VecDeque<_>, Vec<_>) = files.into_values().unzip();

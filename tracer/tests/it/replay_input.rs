@@ -84,6 +84,45 @@ fn links_to_recordings_are_followed_and_links_to_folders_are_not() {
     assert!(!terminal.run("replay links node node/a.viptrace -o json").contains("warning"));
 }
 
+/// Without faults the status shows whether something is missing.
+const HEALTHY: &str = "recordings/debian-6.1-healthy-tcp.viptrace";
+
+#[test]
+fn a_copy_that_is_left_out_is_no_lack() {
+    let terminal = Terminal::new();
+    terminal.bring(HEALTHY, "a.viptrace");
+    terminal.bring(HEALTHY, "copy.viptrace");
+    for form in ["", " -o story", " -o counts"] {
+        let read = terminal.run(&format!("replay a.viptrace copy.viptrace{form}"));
+        assert!(read.contains("copy.viptrace begins as a.viptrace does: left out as its copy"), "{read}");
+        assert!(!read.contains("warning") && !read.contains("[exit status"), "{read}");
+    }
+}
+
+#[test]
+fn what_is_missing_names_the_file_and_the_remedy() {
+    let terminal = Terminal::new();
+    let mut bytes = fs::read(fixture(HEALTHY)).unwrap();
+    bytes.truncate(bytes.len() * 3 / 4);
+    terminal.write("cut.viptrace", &bytes);
+    for form in ["", " -o story", " -o counts"] {
+        let read = terminal.run(&format!("replay cut.viptrace{form}"));
+        assert!(read.contains("warning: cut.viptrace: at byte "), "{read}");
+        assert!(read.contains("warning: cut.viptrace: it was cut off at "), "{read}");
+        assert!(read.contains("\nhint: ") && read.contains("copy it again"), "{read}");
+    }
+}
+
+#[test]
+fn clocks_that_cannot_be_compared_are_named_with_their_files() {
+    let terminal = Terminal::new();
+    terminal.bring(HEALTHY, "one.viptrace");
+    terminal.bring(RECORDING, "other.viptrace");
+    let read = terminal.run("replay one.viptrace other.viptrace");
+    assert!(read.contains("cannot be compared with that of"), "{read}");
+    assert!(read.contains(" (one.viptrace)") && read.contains(" (other.viptrace)"), "{read}");
+}
+
 #[test]
 fn of_two_copies_the_whole_one_is_played() {
     let terminal = folder();
@@ -101,7 +140,7 @@ fn of_two_copies_the_whole_one_is_played() {
         terminal.write(&format!("node/{name}.viptrace"), bytes);
         let read = terminal.run("replay node -o json");
         assert_eq!(records(&own), records(&read), "{name}: {read}");
-        assert!(read.contains(&format!("node/{name}.viptrace: it begins as node/a.viptrace does")), "{read}");
+        assert!(read.contains(&format!("node/{name}.viptrace begins as node/a.viptrace does")), "{read}");
         fs::remove_file(terminal.path().join(format!("node/{name}.viptrace"))).unwrap();
     }
 }

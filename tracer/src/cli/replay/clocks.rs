@@ -55,9 +55,20 @@ pub(super) fn unaligned(timeline: &Timeline) -> Vec<String> {
         };
         Some(format!(
             "the clock of {} cannot be compared with that of {}: {why}; its times are taken as they are",
-            safe(track.name()),
-            safe(reference.name())
+            with_files(track),
+            with_files(reference)
         ))
     };
     timeline.tracks().iter().enumerate().filter_map(warning).collect()
+}
+
+/// The name of a trace with its only file, or the first of its files.
+pub(super) fn with_files(track: &Track) -> String {
+    let tape = track.tape();
+    let first = tape.paths().first().map(|path| path.display().to_string()).unwrap_or_default();
+    let files = match tape.files() {
+        0 | 1 => first,
+        files => format!("{}, the first is {first}", count(files as u64, "file")),
+    };
+    safe(&format!("{} ({files})", track.name())).into_owned()
 }

@@ -5,7 +5,7 @@ use std::{fs::File, path::Path};
 use anyhow::Context as _;
 
 use super::{
-    lacks::{cut_off, damaged_parts, unusable},
+    lacks::{COPY_AGAIN, cut_off, damaged_parts, unusable},
     nothing_in, wanted_time,
 };
 use crate::{
@@ -25,11 +25,14 @@ use crate::{
 /// Counts the events of all files, and prints them.
 pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
     let service = service(&options.selection)?;
-    let Tapes { tapes, skipped, skipped_more, .. } = Tapes::find(&options.files, Detail::Faults)?;
+    let Tapes { tapes, skipped, skipped_more, copies, .. } = Tapes::find(&options.files, Detail::Faults)?;
     if tapes.is_empty() {
         return Err(nothing_in(&skipped, &options.files));
     }
     let mut lacks = unusable(&skipped, skipped_more);
+    for copy in &copies {
+        printer.note(&safe(&copy.to_string()));
+    }
     let mut span = Span::ALL;
     if options.selection.has_times() {
         let recorded = recorded_time(&tapes);
@@ -39,9 +42,11 @@ pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Resu
     }
     let mut counts = EventCounts::default();
     let mut selection = options.selection.clone();
+    let mut is_whole = true;
     let mut unknown_port = None;
     for tape in &tapes {
-        unknown_port = count_tape(tape, span, &mut selection, &mut counts, &mut lacks).or(unknown_port);
+        unknown_port = count_tape(tape, span, &mut selection, &mut counts, &mut lacks, &mut is_whole)
+            .or(unknown_port);
     }
     lacks.extend(missing(&counts));
     if let Some((namespace, name)) = service {
@@ -64,6 +69,9 @@ pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Resu
     }
     for lack in &lacks {
         printer.warn(&safe(lack));
+    }
+    if !is_whole {
+        printer.note(COPY_AGAIN);
     }
     Ok(if lacks.is_empty() { Outcome::Clean } else { Outcome::Incomplete })
 }
@@ -98,6 +106,7 @@ fn count_tape(
     selection: &mut Selection,
     counts: &mut EventCounts,
     lacks: &mut Vec<String>,
+    is_whole: &mut bool,
 ) -> Option<String> {
     let mut counter = EventCounter::new(span.from, span.to);
     let mut lacks_beginning = false;
@@ -110,6 +119,7 @@ fn count_tape(
             Ok(found) => {
                 lacks_beginning |= found.beginning;
                 cut = (!found.has_end).then_some(found.last);
+                *is_whole &= found.damage.1 == 0;
                 lacks.extend(in_words(path, &found));
             }
             Err(error) => lacks.push(format!("{}: {error:#}", path.display())),
@@ -119,7 +129,10 @@ fn count_tape(
     let unknown_port = selection.unknown_port(counter.history(), Timestamp::MAX);
     counter.finish(counts);
     let node = tape.header().node_name.as_deref().unwrap_or("an unnamed node");
-    lacks.extend(cut.filter(|at| *at <= span.to).map(|at| format!("{node}: {}", cut_off(at))));
+    let last = tape.paths().last().map(|path| path.display().to_string()).unwrap_or_default();
+    let cut = cut.filter(|at| *at <= span.to).map(|at| format!("{last}: {}", cut_off(at)));
+    *is_whole &= cut.is_none();
+    lacks.extend(cut);
     if lacks_beginning {
         lacks.push(format!("{node}: the cluster's objects from before it began are missing"));
     }

@@ -1,6 +1,6 @@
 //! What is missing from recordings, in words.
 
-use std::fs::File;
+use std::{fs::File, path::Path};
 
 use crate::{
     recording::{Damage, DamageKind, Player, Tape, UnusableFile},
@@ -18,8 +18,7 @@ pub(in crate::cli) fn missing(tape: &Tape, is_whole: bool) -> Vec<String> {
     let Some(player) = tape.player() else { return lacks };
     let (damages, found) = tape.damage();
     for (path, damage) in damages.iter().take(NAMED) {
-        let place = if tape.files() > 1 { format!("{}: ", path.display()) } else { String::new() };
-        lacks.push(format!("{}{}", safe(&place), damage_text(damage)));
+        lacks.push(format!("{}{}", of_file(path), damage_text(damage)));
     }
     if let Some(more) = found.checked_sub(NAMED as u64).filter(|more| *more > 0) {
         lacks.push(count(more, "more damaged part"));
@@ -32,9 +31,35 @@ pub(in crate::cli) fn missing(tape: &Tape, is_whole: bool) -> Vec<String> {
     if let Some(more) = uncovered.len().checked_sub(NAMED).filter(|more| *more > 0) {
         lacks.push(count(more as u64, "more uncovered time"));
     }
-    lacks.extend(others(player, tape.end().is_some() || is_whole));
+    let only = tape.paths().first().filter(|_| tape.files() == 1);
+    let place = only.map_or_else(String::new, |path| of_file(path));
+    lacks.extend(others(player).into_iter().map(|lack| place.clone() + &lack));
+    if is_cut(tape, is_whole) {
+        let place = tape.paths().last().map_or_else(String::new, |path| of_file(path));
+        lacks.push(place + &cut_off(player.now()));
+    }
     lacks
 }
+
+/// Before the words about a file.
+fn of_file(path: &Path) -> String {
+    safe(&format!("{}: ", path.display())).into_owned()
+}
+
+/// Whether its end is missing.
+fn is_cut(tape: &Tape, is_whole: bool) -> bool {
+    tape.end().is_none() && !is_whole
+}
+
+/// What to do about a trace's damaged files, and about a missing end.
+pub(super) fn remedy(tape: &Tape, is_whole: bool) -> Option<&'static str> {
+    let (_, damaged) = tape.damage();
+    (tape.player().is_some() && (damaged > 0 || is_cut(tape, is_whole))).then_some(COPY_AGAIN)
+}
+
+/// The remedy for files that are not whole.
+pub(super) const COPY_AGAIN: &str = "hint: a damaged file, or one that ends early, may be an incomplete copy: compare its size with the \
+                                     original's, and copy it again; a trace that was killed has no end";
 
 /// The damaged parts of a file, of which there are `all`.
 pub(super) fn damaged_parts(first: &[Damage], all: u64) -> Vec<String> {
@@ -55,7 +80,7 @@ pub(in crate::cli) fn unusable(skipped: &[UnusableFile], more: u64) -> Vec<Strin
 }
 
 /// What is missing beside damaged parts.
-fn others(player: &Player<File>, ended: bool) -> Vec<String> {
+fn others(player: &Player<File>) -> Vec<String> {
     let mut lacks = Vec::new();
     let missing = player.missing();
     if missing.beginning {
@@ -77,9 +102,6 @@ fn others(player: &Player<File>, ended: bool) -> Vec<String> {
             dropped.from.to_the_millisecond(),
             dropped.to.to_the_millisecond()
         ));
-    }
-    if !ended {
-        lacks.push(cut_off(player.now()));
     }
     lacks
 }
