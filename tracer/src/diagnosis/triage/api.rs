@@ -110,7 +110,7 @@ fn beside_rules(facts: &Facts, error: &LoggedError) -> Option<Finding> {
         .severity(Severity::Low)
         .confidence(Confidence::Medium)
         .unobserved("a change of these objects that kube-proxy did not follow");
-    let finding = logged_by(finding, error);
+    let finding = logged_by(facts, finding, error);
     Some(match cure(error.trouble) {
         Some(action) => finding.now(&[action]),
         None => finding,
@@ -204,7 +204,7 @@ impl<'f> Outage<'f> {
         let mut finding =
             Finding::new(Class::C2, detail).level(level).severity(severity).confidence(confidence);
         for error in self.errors.iter().copied().chain(self.cut) {
-            finding = logged_by(finding, error);
+            finding = logged_by(facts, finding, error);
         }
         if let Some((content, since)) = &self.unheard {
             finding = finding.api(*since, content.clone()).since(*since);

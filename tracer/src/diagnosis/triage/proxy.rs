@@ -3,13 +3,13 @@
 //! Owns C1, C8 (its cleanup), C11 and the mode of C10, as far as kube-proxy's own output shows them. `api` checks whether
 //! it reads the API server, `sync` whether its rules are current.
 
-use super::{Facts, Finding, Level, Step};
+use super::{Facts, Finding, Level, Step, api::clock};
 use crate::{
     class::{Class, Confidence, Severity, action},
     node::{
         Presence, ProxyMode,
         kube_proxy::{
-            log::{Log, LoggedError, Trouble},
+            log::{Log, LoggedError, Trouble, readable},
             servers::Servers,
         },
     },
@@ -20,9 +20,9 @@ pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
     let before = findings.len();
     config(facts, findings);
     if let Some(log) = &facts.node.log {
-        ends(log, findings);
+        ends(facts, log, findings);
         ipvs(facts, log, findings);
-        cleanup(log, findings);
+        cleanup(facts, log, findings);
     }
     super::api::judge(facts, findings);
     let explained =
@@ -61,7 +61,8 @@ fn absent(facts: &Facts, explained: bool, findings: &mut Vec<Finding>) {
     if let Some(error) = facts.node.log.as_ref().and_then(|log| {
         log.errors.iter().filter(|error| !error.before_restart).max_by(|a, b| a.last.cmp(&b.last))
     }) {
-        finding = finding.node(None, format!("its log, at {}: {}", error.last, error.text));
+        finding = finding
+            .node(None, format!("its log, at {}: {}", readable(&error.last, clock(facts)), error.text));
     }
     // Rules that are missing altogether are missing whatever happens to the process.
     findings.push(if standing == Presence::Present {
@@ -156,7 +157,7 @@ fn config(facts: &Facts, findings: &mut Vec<Finding>) {
 }
 
 /// C1 by the end of its log, and a configuration that it rejects (C9 if a newer or older release wrote it).
-fn ends(log: &Log, findings: &mut Vec<Finding>) {
+fn ends(facts: &Facts, log: &Log, findings: &mut Vec<Finding>) {
     for (trouble, class, detail) in [
         (Trouble::ConfigRejected, Class::C9, "kube-proxy rejects its configuration and exits"),
         (Trouble::Ended, Class::C1, "kube-proxy exits with an error"),
@@ -167,14 +168,14 @@ fn ends(log: &Log, findings: &mut Vec<Finding>) {
             continue;
         }
         findings.push(
-            logged_by(Finding::new(class, detail).severity(Severity::Critical), error)
+            logged_by(facts, Finding::new(class, detail).severity(Severity::Critical), error)
                 .now(&[action::READ_LAST_WORDS]),
         );
     }
 }
 
-pub(super) fn logged_by(finding: Finding, error: &LoggedError) -> Finding {
-    finding.node(None, format!("kube-proxy's log, {}: {}", error.when(), error.text))
+pub(super) fn logged_by(facts: &Facts, finding: Finding, error: &LoggedError) -> Finding {
+    finding.node(None, format!("kube-proxy's log, {}: {}", error.when(clock(facts)), error.text))
 }
 
 /// C11: IPVS cannot be used. A kube-proxy that reports another mode has fallen back to it, as releases before 1.26 do
@@ -185,6 +186,7 @@ fn ipvs(facts: &Facts, log: &Log, findings: &mut Vec<Finding>) {
         return;
     }
     let mut finding = logged_by(
+        facts,
         Finding::new(
             Class::C11,
             "kube-proxy is in ipvs mode and this kernel has no IPVS: it exits; there is no fallback",
@@ -211,10 +213,11 @@ pub(super) fn missing_ipvs_modules(facts: &Facts) -> Vec<String> {
 }
 
 /// C8: entries that it could not delete.
-fn cleanup(log: &Log, findings: &mut Vec<Finding>) {
+fn cleanup(facts: &Facts, log: &Log, findings: &mut Vec<Finding>) {
     let Some(error) = log.of(Trouble::ConntrackCleanup).filter(|error| !error.before_restart) else { return };
     findings.push(
         logged_by(
+            facts,
             Finding::new(
                 Class::C8,
                 "kube-proxy could not clean up conntrack: UDP flows may still use endpoints that are gone",

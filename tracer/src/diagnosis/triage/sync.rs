@@ -111,7 +111,7 @@ fn failing(facts: &Facts, times: &[SyncTimes], findings: &mut Vec<Finding>) {
         finding = finding.node(None, format!("{name} is {count:.0}"));
     }
     for error in &errors {
-        finding = logged_by(finding, error);
+        finding = logged_by(facts, finding, error);
     }
     // A sync that fails is repeated each syncPeriod (30 s), with the same error.
     let over = api::clock(facts).is_some_and(|clock| {

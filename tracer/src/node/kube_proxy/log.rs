@@ -12,7 +12,7 @@ use crate::{
 
 mod age;
 
-pub(crate) use age::Clock;
+pub(crate) use age::{Clock, readable};
 
 /// The most addresses of a node kept.
 const MAX_NODE_IPS: usize = 16;
@@ -154,13 +154,16 @@ impl LoggedError {
         is_beside.then_some(&self.failing)
     }
 
-    /// `once, at 1120 23:29:18.128`, `31 times, first at …, last at …`.
-    pub fn when(&self) -> String {
+    /// `once, at 2026-11-20T23:29:18.128Z`, `31 times, first at …, last at …`.
+    pub(crate) fn when(&self, clock: Option<Clock>) -> String {
         let times = times(self.count);
         match (self.count, self.first.as_str(), self.last.as_str()) {
             (_, "", _) | (_, _, "") => times.into_owned(),
-            (1, _, last) => format!("{times}, at {last}"),
-            (_, first, last) => format!("{times}, first at {first}, last at {last}"),
+            (1, _, last) => format!("{times}, at {}", readable(last, clock)),
+            (_, first, last) => {
+                let (first, last) = (readable(first, clock), readable(last, clock));
+                format!("{times}, first at {first}, last at {last}")
+            }
         }
     }
 }

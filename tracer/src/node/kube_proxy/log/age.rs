@@ -2,6 +2,8 @@
 //!
 //! klog's own time has no year and no zone, so it needs a clock to compare with; other times are absolute.
 
+use crate::time::Timestamp;
+
 /// The clock of the process that wrote the log.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Clock {
@@ -32,6 +34,32 @@ impl Clock {
         };
         (age > -SLACK_SECS).then_some(age.max(0.0))
     }
+}
+
+/// A time of a log for a person: in UTC, or as the log has it where its year or zone is not known.
+pub(crate) fn readable(time: &str, clock: Option<Clock>) -> String {
+    let at = absolute(time).or_else(|| {
+        klog(time)?;
+        // An age is right to the hour with a wrong zone; a time that is called UTC is not.
+        let clock = clock.filter(|clock| clock.utc_offset.is_some())?;
+        Some(clock.now - clock.since(time)?)
+    });
+    match (at.and_then(to_the_nearest_ms), klog(time)) {
+        (Some(at), _) => at.to_the_millisecond(),
+        (None, Some(KlogTime { month, day, clock })) => {
+            let month = month.parse::<usize>().ok().and_then(|month| MONTHS.get(month.checked_sub(1)?));
+            month.map_or_else(|| time.to_owned(), |month| format!("{month} {day} {clock}"))
+        }
+        (None, None) => time.to_owned(),
+    }
+}
+
+const MONTHS: [&str; 12] =
+    ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+
+/// Seconds of this size are exact to less than a microsecond, and the log's times have milliseconds.
+fn to_the_nearest_ms(seconds: f64) -> Option<Timestamp> {
+    Timestamp::from_unix_secs_f64((seconds * 1e3).round() / 1e3 + 1e-6)
 }
 
 /// RFC 3339, or the milliseconds of klog's JSON.
@@ -85,6 +113,21 @@ mod tests {
         assert_eq!(utc.since("1795217390000.0"), Some(10.0));
         assert_eq!(utc.since("yesterday"), None);
         assert_eq!(utc.since(""), None);
+    }
+
+    #[test]
+    fn a_time_is_readable_and_has_no_zone_that_is_not_known() {
+        let clock = Some(Clock { now: NOW, utc_offset: Some(3600) });
+        assert_eq!(readable("1121 00:29:18.128", clock), "2026-11-20T23:29:18.128Z");
+        assert_eq!(readable("1120 23:29:18.128", None), "Nov 20 23:29:18.128");
+        let unknown = Some(Clock { now: NOW, utc_offset: None });
+        assert_eq!(readable("1120 23:29:18.128", unknown), "Nov 20 23:29:18.128");
+        assert_eq!(readable("1795217390128.4", None), "2026-11-20T23:29:50.128Z");
+        assert_eq!(readable("2026-11-21T00:29:00.5+01:00", None), "2026-11-20T23:29:00.500Z");
+        for other in ["", "yesterday", "1320 23:29:18.128", "ab20 23:29:18", "0020 23:29:18.1", "1e300", "-1"]
+        {
+            assert_eq!(readable(other, clock), other);
+        }
     }
 
     #[test]
