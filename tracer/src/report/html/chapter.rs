@@ -1,11 +1,19 @@
 //! The section of one cause: what happened, who was hit, what changed, what to do, what would prove it wrong.
 
-use super::{Page, commands::steps, fact, list, records, section, time, title, way, writer::Html};
+use super::{
+    Page,
+    commands::{self, steps},
+    fact, list, records, section, time, title, way,
+    writer::Html,
+};
 use crate::{
     incident::{Chapter, Names},
-    report::{outline, row::detail},
+    report::{
+        outline,
+        row::{self, detail},
+    },
     text::count,
-    verdict::{Evidence, EvidenceType, Verdict},
+    verdict::{Evidence, EvidenceType, Step, Verdict},
 };
 
 /// The most names in a list.
@@ -155,11 +163,20 @@ fn to_do(html: &mut Html, verdict: &Verdict) {
     if mitigation.immediate.is_empty() {
         html.leaf("p", &[], format!("look at the page of the class: viptrace explain {}", verdict.class));
     } else {
-        html.element("p", &[], |html| {
-            html.element("strong", &[("class", &"safety")], |html| html.text(mitigation.safety));
-            html.text(": the most that these steps can do to running traffic");
+        html.leaf("p", &[], "Each step has in front what it can do to running traffic.");
+        html.block("ol", &[("class", &"steps")], |html| {
+            for Step { text, safety } in &*row::steps(mitigation) {
+                html.element("li", &[], |html| {
+                    html.element("strong", &[("class", &"safety")], |html| html.text(safety));
+                    let mut before = ": ";
+                    for step in steps(&text.replace('`', "")) {
+                        html.text(before);
+                        sentence(html, &step);
+                        before = if step.command.is_empty() { "; " } else { "" };
+                    }
+                });
+            }
         });
-        actions(html, &mitigation.immediate);
     }
     if !mitigation.long_term.is_empty() {
         html.leaf("h4", &[], "Later");
@@ -170,17 +187,20 @@ fn to_do(html: &mut Html, verdict: &Verdict) {
 fn actions(html: &mut Html, action: &str) {
     html.block("ol", &[("class", &"steps")], |html| {
         for step in steps(action) {
-            html.element("li", &[], |html| {
-                html.text(step.text);
-                if !step.command.is_empty() {
-                    html.text(if step.text.is_empty() { "" } else { ":" });
-                    html.element("pre", &[], |html| {
-                        html.element("code", &[], |html| html.text(step.command));
-                    });
-                }
-            });
+            html.element("li", &[], |html| sentence(html, &step));
         }
     });
+}
+
+/// A sentence, with its command in a box of its own.
+fn sentence(html: &mut Html, step: &commands::Step<'_>) {
+    html.text(step.text);
+    if !step.command.is_empty() {
+        html.text(if step.text.is_empty() { "" } else { ":" });
+        html.element("pre", &[], |html| {
+            html.element("code", &[], |html| html.text(step.command));
+        });
+    }
 }
 
 fn refutations(html: &mut Html, page: Page<'_>, verdict: &Verdict) {
