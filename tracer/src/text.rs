@@ -44,6 +44,17 @@ pub fn clean<T: AsRef<str> + From<String>>(text: T) -> T {
     out.into()
 }
 
+/// Whether the text has this name as a whole: `10.0.0.1` is not in `10.0.0.12`.
+pub fn mentions(text: &str, name: &str) -> bool {
+    let goes_on = |character: char| character.is_alphanumeric() || matches!(character, '.' | '-' | '_');
+    !name.is_empty()
+        && text.match_indices(name).any(|(at, _)| {
+            let before = text.get(..at).and_then(|before| before.chars().next_back());
+            let behind = text.get(at + name.len()..).and_then(|behind| behind.chars().next());
+            !before.is_some_and(goes_on) && !behind.is_some_and(goes_on)
+        })
+}
+
 fn push_safe(out: &mut String, character: char) {
     if is_unsafe(character) {
         out.extend(character.escape_unicode());
@@ -205,6 +216,18 @@ mod tests {
         assert_eq!(word("it's"), "'it'\\''s'");
         assert_eq!(word("--all"), "'--all'");
         assert_eq!(word("shop"), "shop");
+    }
+
+    #[test]
+    fn a_name_is_mentioned_as_a_whole() {
+        assert!(
+            mentions("source 10.0.0.1 is not admitted", "10.0.0.1") && mentions("10.0.0.1:80", "10.0.0.1")
+        );
+        assert!(mentions("Pod shop/a-1 and shop/a", "shop/a"));
+        for text in ["10.0.0.12", "110.0.0.1", "10.0.0.1.2", "", "é10.0.0.1"] {
+            assert!(!mentions(text, "10.0.0.1"), "{text}");
+        }
+        assert!(!mentions("text", ""));
     }
 
     #[test]

@@ -67,7 +67,7 @@ impl Show {
     /// Takes an earlier verdict back, of a flow whose new one is not wanted.
     pub(super) fn withdraw(&mut self, report: &mut Report, judged: &Judged) -> anyhow::Result<()> {
         if let Some(before) = &judged.before {
-            self.summary.take_back(before);
+            self.summary.take_back(before, &judged.verdict.flow);
             report.withdraw(judged, before, Instant::now())?;
         }
         Ok(())

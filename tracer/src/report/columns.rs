@@ -273,6 +273,8 @@ mod tests {
             endpoint: "shop/cart-7d4b9c6f5-x2k9f".into(),
             node: "ip-10-0-17-23.eu-central-1.compute.internal".into(),
             what: "no endpoint is ready: ".repeat(10) + &"x".repeat(500),
+            client_name: String::new(),
+            names_client: false,
             count: 123_456,
             wide: crate::report::row::Wide::default(),
         };

@@ -63,13 +63,34 @@ impl GroupKey {
     }
 }
 
+/// How the clients of a line's flows differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Clients {
+    One,
+    /// One address with several ports.
+    SeveralPorts,
+    Several,
+}
+
+impl Clients {
+    fn of(one: &Row, other: &Row) -> Self {
+        if one.client_name != other.client_name {
+            Self::Several
+        } else if one.client != other.client {
+            Self::SeveralPorts
+        } else {
+            Self::One
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Group {
     /// That of the latest flow; of healthy ones that of the first.
     row: Row,
     is_shared: bool,
     count: u64,
-    several_clients: bool,
+    clients: Clients,
     slowest: Option<Duration>,
     first: Timestamp,
     last: Timestamp,
@@ -84,7 +105,7 @@ impl Groups {
         let first = group.count == 0;
         group.changed |= !first;
         group.count += 1;
-        group.several_clients |= group.row.client != row.client;
+        group.clients = group.clients.max(Clients::of(&group.row, &row));
         group.slowest = group.slowest.max(*connect_time);
         group.first = group.first.min(verdict.time);
         let is_latest = verdict.time >= group.last;
@@ -110,7 +131,12 @@ impl Groups {
         } else {
             clients.one_pod && (clients.pod.is_some() || clients.one_address)
         };
-        group.several_clients |= !one || group.row.client != row.client;
+        let folded = match (clients.is_one(), one) {
+            (false, _) => Clients::Several,
+            (true, false) => Clients::SeveralPorts,
+            (true, true) => Clients::One,
+        };
+        group.clients = group.clients.max(folded).max(Clients::of(&group.row, &row));
         group.count += count;
         group.slowest = group.slowest.max(slowest);
         group.first = group.first.min(verdict.time).min(*earliest);
@@ -149,7 +175,7 @@ impl Groups {
                 row: shown(row.clone(), is_shared),
                 is_shared,
                 count: 0,
-                several_clients: false,
+                clients: Clients::One,
                 slowest: None,
                 first: Timestamp::MAX,
                 last: Timestamp::MIN,
@@ -187,6 +213,9 @@ impl Group {
         let mut row = self.row.clone();
         row.time = self.last.clock();
         row.count = self.count;
+        if self.clients == Clients::Several && row.names_client && !row.what.is_empty() {
+            row.what.push_str(" (other clients too)");
+        }
         if self.count > 1 {
             match (row.style, self.slowest) {
                 (Style::Good, Some(slowest)) => row.what = format!("slowest connect {}", measured(slowest)),
@@ -199,7 +228,7 @@ impl Group {
                 _ => {}
             }
         }
-        if self.several_clients {
+        if self.clients > Clients::One {
             row.client = "(several)".into();
         }
         row
@@ -276,6 +305,27 @@ mod tests {
         assert_eq!(counts(&groups), [("unknown".into(), 1), ("FAULT C20".into(), 1)]);
         groups.take_back(&unknown.key(), Some("worker-1"));
         assert_eq!(counts(&groups), [("FAULT C20".into(), 1)]);
+    }
+
+    #[test]
+    fn a_sentence_that_names_one_of_several_clients_says_so() {
+        let mut groups = Groups::default();
+        let mut verdict = fixture::fault();
+        verdict.flow.client_pod = None;
+        verdict.root_cause = "service_config — the source 10.244.1.40 is not admitted".into();
+        let what = |groups: &Groups| groups.rows().remove(0).what;
+        add(&mut groups, verdict.clone(), None);
+        verdict.flow.client.set_port(40_002);
+        add(&mut groups, verdict.clone(), None);
+        assert!(what(&groups).ends_with("is not admitted"), "other ports of one client");
+        let mut other = verdict.clone();
+        other.flow.client = ([10, 244, 1, 4], 40_003).into();
+        add(&mut groups, other.clone(), None);
+        add(&mut groups, verdict, None);
+        assert!(what(&groups).ends_with("is not admitted (other clients too)"), "{}", what(&groups));
+        other.root_cause = "service_config — the ranges do not admit it".into();
+        add(&mut groups, other, None);
+        assert!(what(&groups).ends_with("do not admit it"), "it names no client");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use crate::{
     class::{Class, Kind},
     diagnosis::finding::Finding,
     report::printer::{Paint, Style},
+    session::names_client,
     text::{count, length, measured, safe},
     time::Timestamp,
     verdict::{FlowRef, Mitigation, Step, Text, Verdict},
@@ -31,6 +32,10 @@ pub(super) struct Row {
     /// The node that observed the flow.
     pub node: String,
     pub what: String,
+    /// The client's Pod, or its address without the port.
+    pub client_name: String,
+    /// `what` names the client.
+    pub names_client: bool,
     /// Flows that share the line.
     pub count: u64,
     pub wide: Wide,
@@ -64,6 +69,8 @@ impl Row {
             endpoint: end(flow.endpoint_pod.as_deref(), flow.endpoint, with_addresses),
             node: flow.node.as_deref().map_or_else(|| "-".into(), |node| safe(node).into_owned()),
             what: what(verdict, connect_time),
+            client_name: flow.client_pod.clone().unwrap_or_else(|| flow.client.ip().to_string()),
+            names_client: verdict.has_failed() && names_client(verdict),
             count: 1,
             wide: if with_addresses { wide(verdict) } else { Wide::default() },
         }

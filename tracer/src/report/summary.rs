@@ -234,6 +234,9 @@ fn first_cause(out: &mut String, paint: Paint, cause: &Cause) {
     };
     line(out, &format!("{}{}", paint.text(Style::Fault, &title), safe(&service)));
     line(out, &detail(&verdict.root_cause));
+    for others in cause.others() {
+        line(out, &format!("also {}", safe(&others)));
+    }
     let flows = count(cause.flows, "flow");
     line(out, &format!("{flows}, domain {}, confidence {}", verdict.domain, verdict.confidence));
     if cause.flows > 1 {
@@ -274,10 +277,18 @@ fn other_causes(out: &mut String, paint: Paint, causes: &[&Cause]) {
             cause.flows.to_string(),
             cause.verdict.class.to_string(),
             safe(&service).into_owned(),
-            detail(&cause.verdict.root_cause),
+            with_others(detail(&cause.verdict.root_cause), cause),
         ]
     });
     table(out, rows.collect(), &[Align::Right, Align::Left, Align::Left, Align::Left]);
+}
+
+/// A cause's sentence with the ends that it does not name.
+fn with_others(detail: String, cause: &Cause) -> String {
+    match cause.others().as_slice() {
+        [] => detail,
+        others => format!("{detail} (also {})", safe(&others.join(", and "))),
+    }
 }
 
 fn heading(out: &mut String, paint: Paint, text: &str) {

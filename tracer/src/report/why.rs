@@ -71,6 +71,9 @@ fn write_cause(out: &mut String, cause: &FirstCause, paint: Paint) {
     let flows =
         if cause.flows > 0 { format!(" · {}", count(cause.flows, "connection")) } else { String::new() };
     let _ = writeln!(out, "{class} {} · confidence {}{flows}", detail(&cause.root_cause), cause.confidence);
+    for others in &cause.others {
+        let _ = writeln!(out, "  also: {}", safe(others));
+    }
     if let Some(place) = &cause.place {
         let _ = writeln!(out, "  where: {}", safe(place));
     }

@@ -42,8 +42,15 @@ pub struct Clients {
     pub pod: Option<Arc<str>>,
     /// All have this address and port.
     pub one_address: bool,
+    /// All have this address, with whatever port. An older viptrace does not say so.
+    #[serde(default = "yes")]
+    pub one_ip: bool,
     /// All belong to this Pod, or none to any.
     pub one_pod: bool,
+}
+
+const fn yes() -> bool {
+    true
 }
 
 impl Clients {
@@ -53,8 +60,14 @@ impl Clients {
             address: verdict.flow.client,
             pod: verdict.flow.client_pod.as_deref().map(Arc::from),
             one_address: true,
+            one_ip: true,
             one_pod: true,
         }
+    }
+
+    /// Whether they are one Pod, or one address outside of the Pods.
+    pub(crate) fn is_one(&self) -> bool {
+        self.one_pod && (self.pod.is_some() || self.one_ip)
     }
 }
 
@@ -97,10 +110,11 @@ impl Tally {
     fn note_client(&mut self, flow: &Flow, history: &History) {
         let client = flow.orig.src.socket();
         self.clients.one_address &= client == self.clients.address;
+        let same_ip = client.ip() == self.clients.address.ip();
+        self.clients.one_ip &= same_ip;
         if !self.clients.one_pod {
             return;
         }
-        let same_ip = client.ip() == self.clients.address.ip();
         if same_ip
             && self.pods.generation == history.pods_settled().generation
             && self.pods.since < flow.first_seen

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     Connections, Folded, Judged, NotJudged, Pipeline,
     latency::{Latencies, Latency},
+    others::Ends,
 };
 use crate::{
     class::{Class, Domain, Kind, Severity},
@@ -24,7 +25,7 @@ use crate::{
     },
     text::list,
     time::Timestamp,
-    verdict::{ServiceRef, Verdict, VerdictKey},
+    verdict::{FlowRef, ServiceRef, Verdict, VerdictKey},
 };
 
 /// The most causes kept apart, each with a verdict of a few KiB; others are counted only by class.
@@ -97,6 +98,20 @@ pub struct Cause {
     pub verdict: Verdict,
     /// The number of flows that it explains.
     pub flows: u64,
+    ends: Ends,
+}
+
+impl Cause {
+    /// Without further flows.
+    #[cfg(test)]
+    pub(super) fn of(verdict: Verdict, flows: u64) -> Self {
+        Self { verdict, flows, ends: Ends::default() }
+    }
+
+    /// The endpoints and clients that the verdict's sentence stands for and does not name.
+    pub fn others(&self) -> Vec<String> {
+        self.ends.beside(&self.verdict)
+    }
 }
 
 /// How well a verdict shows its cause, to be compared with those on other flows of that cause.
@@ -122,38 +137,41 @@ impl Summary {
     pub fn add(&mut self, judged: &Judged) {
         let Judged { verdict, before, connect_time, .. } = judged;
         if let Some(before) = before {
-            self.take_back(before);
+            self.take_back(before, &verdict.flow);
         }
         self.count(verdict, 1);
         if let (Class::Ok, Some(service), Some(time)) = (verdict.class, &verdict.service, connect_time) {
             self.latencies.record(service, &[*time]);
         }
-        self.blame(verdict, 1);
+        self.blame(verdict, 1, |ends| ends.add(&verdict.flow));
     }
 
     /// Counts flows that share a verdict.
     pub fn add_folded(&mut self, folded: &Folded) {
-        let Folded { verdict, count, connect_times, .. } = folded;
+        let Folded { verdict, count, connect_times, clients, .. } = folded;
         self.count(verdict, *count);
         if let (Class::Ok, Some(service)) = (verdict.class, &verdict.service) {
             self.latencies.record(service, connect_times);
         }
-        self.blame(verdict, *count);
+        self.blame(verdict, *count, |ends| ends.add_folded(&verdict.flow, *count, clients));
     }
 
     /// Counts flows that failed under their cause.
-    fn blame(&mut self, verdict: &Verdict, flows: u64) {
+    fn blame(&mut self, verdict: &Verdict, flows: u64, note: impl FnOnce(&mut Ends)) {
         if !verdict.has_failed() {
             return;
         }
         let key = (verdict.class, verdict.service.clone());
         if let Some(known) = self.causes.get_mut(&key) {
             known.flows += flows;
+            note(&mut known.ends);
             if weight(verdict) > weight(&known.verdict) {
                 known.verdict = verdict.clone();
             }
         } else if self.causes.len() < MAX_CAUSES {
-            self.causes.insert(key, Cause { verdict: verdict.clone(), flows });
+            let mut cause = Cause { verdict: verdict.clone(), flows, ends: Ends::default() };
+            note(&mut cause.ends);
+            self.causes.insert(key, cause);
         }
     }
 
@@ -180,8 +198,8 @@ impl Summary {
         }
     }
 
-    /// No longer counts a flow with this verdict.
-    pub fn take_back(&mut self, key: &VerdictKey) {
+    /// No longer counts this flow, which had this verdict.
+    pub fn take_back(&mut self, key: &VerdictKey, flow: &FlowRef) {
         self.flows.take_back(key);
         if let Some(flows) = key.service.as_ref().and_then(|service| self.services.get_mut(service)) {
             flows.take_back(key);
@@ -192,6 +210,7 @@ impl Summary {
         let cause = (key.class, key.service.clone());
         if let Some(known) = self.causes.get_mut(&cause) {
             known.flows = known.flows.saturating_sub(1);
+            known.ends.take_back(key, flow);
             if known.flows == 0 {
                 self.causes.remove(&cause);
             }

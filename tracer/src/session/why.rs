@@ -74,6 +74,8 @@ pub struct FirstCause {
     pub place: Option<String>,
     /// The observed flows that it explains.
     pub flows: u64,
+    /// The endpoints and clients of these flows that `root_cause` does not name: `at 1 other endpoint: 10.244.2.7:53`.
+    pub others: Vec<String>,
     /// From the kernel, the rules and the node, and the API.
     pub evidence: Vec<Evidence>,
     pub against: Vec<Evidence>,
@@ -320,6 +322,7 @@ impl FirstCause {
             confidence: verdict.confidence,
             place: None,
             flows: cause.flows,
+            others: cause.others(),
             evidence: verdict.evidence.clone(),
             against: verdict.against.clone(),
             unseen: verdict.unseen.clone(),
@@ -374,6 +377,7 @@ impl FirstCause {
             confidence: finding.confidence,
             place: (checked > 1).then(|| place(shared, checked)),
             flows: 0,
+            others: Vec::new(),
             evidence,
             against: finding.against.clone(),
             unseen: finding.unseen.clone(),
@@ -496,7 +500,7 @@ mod tests {
 
     #[test]
     fn the_fault_that_flows_met_leads() {
-        let cause = Cause { verdict: verdict("C20"), flows: 7 };
+        let cause = Cause::of(verdict("C20"), 7);
         let counts = Counts { faults: 7, ..Counts::default() };
         let stopped = Finding::new(Class::C1, "kube-proxy does not run");
         let why = why(check(vec![stopped, no_endpoints()]), &[&cause], counts, Vec::new());
@@ -518,7 +522,7 @@ mod tests {
                 warning.service(&Key::new("shop", "cart"), "http").api(None, "its endpoints are on b"),
             ])
         };
-        let cause = Cause { verdict: verdict("C22"), flows: 2 };
+        let cause = Cause::of(verdict("C22"), 2);
         let counts = Counts { faults: 2, ..Counts::default() };
         let observed = why(policy(), &[&cause], counts, Vec::new());
         let first = observed.cause.as_ref().unwrap();
@@ -530,7 +534,7 @@ mod tests {
     }
 
     fn far_end(fate: Option<Fate>) -> Why {
-        let cause = Cause { verdict: verdict("C29"), flows: 2 };
+        let cause = Cause::of(verdict("C29"), 2);
         let mut ends = Ends::default();
         if let Some(fate) = fate {
             let (client, to) = (cause.verdict.flow.client, cause.verdict.flow.endpoint.unwrap());
@@ -587,7 +591,7 @@ mod tests {
     fn a_packet_that_the_clients_node_dropped_was_not_sent() {
         let mut verdict = verdict("C29");
         verdict.unseen.clear();
-        let cause = Cause { verdict, flows: 2 };
+        let cause = Cause::of(verdict, 2);
         let counts = Counts { faults: 2, ..Counts::default() };
         let mut why = why(check(Vec::new()), &[&cause], counts, Vec::new());
         let summary = why.summary.clone();
@@ -604,7 +608,7 @@ mod tests {
 
     #[test]
     fn rules_that_lag_behind_are_an_effect_of_a_stopped_kube_proxy() {
-        let cause = Cause { verdict: verdict("C6"), flows: 3 };
+        let cause = Cause::of(verdict("C6"), 3);
         let counts = Counts { faults: 3, ..Counts::default() };
         let stopped = Finding::new(Class::C1, "kube-proxy does not run");
         let first = why(check(vec![stopped]), &[&cause], counts, Vec::new()).cause.unwrap();
@@ -619,7 +623,7 @@ mod tests {
     fn a_flow_that_shows_kube_proxys_own_fault_leads_with_it() {
         let root_cause =
             "x — NAT chose a stale endpoint; kube-proxy has received no change since (C2)".into();
-        let cause = Cause { verdict: Verdict { root_cause, ..verdict("C6") }, flows: 3 };
+        let cause = Cause::of(Verdict { root_cause, ..verdict("C6") }, 3);
         assert!(!may_lag(&cause.verdict));
         let counts = Counts { faults: 3, ..Counts::default() };
         let why = why(check(Vec::new()), &[&cause], counts, Vec::new());
