@@ -10,11 +10,12 @@ use crate::{
     diagnosis::triage::{CheckReport, FindingRecord, Level, State, procedures::Outcome},
     report::{
         json,
+        outline::only_in_wide,
         printer::{Paint, Style},
         row::{actions, detail},
         yaml,
     },
-    text::{count, is_unsafe, safe},
+    text::{is_unsafe, safe},
 };
 
 /// The maximum number of differences in a table; the others are counted.
@@ -55,7 +56,7 @@ pub fn text(report: &CheckReport, paint: Paint, wide: bool) -> String {
     }
     let notes = report.findings.iter().filter(|finding| finding.level == Level::Note).count();
     if notes > 0 && !with_notes {
-        let line = format!("{}: see -o wide", count(notes, "note"));
+        let line = only_in_wide(notes, "note", "");
         let _ = writeln!(out, "\n{}", paint.text(Style::Faint, &line));
     }
     if wide {

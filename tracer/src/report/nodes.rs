@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::{
     check::{style, write_finding},
+    outline::only_in_wide,
     printer::{Paint, Style},
 };
 use crate::{
@@ -11,7 +12,7 @@ use crate::{
         Level, State,
         nodes::{NodesReport, SharedText, place},
     },
-    text::{count, list, safe},
+    text::{list, safe},
 };
 
 /// The most differences in a table; the others are counted.
@@ -38,7 +39,7 @@ pub fn text(report: &NodesReport, paint: Paint, wide: bool) -> String {
     }
     let notes = report.findings.iter().filter(|shared| shared.finding.level == Level::Note).count();
     if notes > 0 && !with_notes {
-        let line = format!("{}: see -o wide", count(notes, "note"));
+        let line = only_in_wide(notes, "note", "");
         let _ = writeln!(out, "\n{}", paint.text(Style::Faint, &line));
     }
     write_differences(&mut out, report, paint, wide);
@@ -77,8 +78,7 @@ fn write_differences(out: &mut String, report: &NodesReport, paint: Paint, wide:
         return;
     }
     if !wide {
-        let line =
-            format!("the nodes differ in {}: -o wide shows them", count(report.differences.len(), "fact"));
+        let line = format!("the nodes differ in {}", only_in_wide(report.differences.len(), "fact", ""));
         let _ = writeln!(out, "\n{}", paint.text(Style::Faint, &line));
         return;
     }

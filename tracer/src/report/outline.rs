@@ -217,7 +217,27 @@ pub(super) fn gaps(story: &Story, ending: &Ending) -> Vec<String> {
     lines
 }
 
+/// What only the wide form of an output has: `2 notes: -o wide shows them`.
+pub(super) fn only_in_wide(number: usize, noun: &str, behind: &str) -> String {
+    let them = if number == 1 { "it" } else { "them" };
+    format!("{}{behind}: -o wide shows {them}", count(number, noun))
+}
+
 /// The observed time.
 pub(super) fn span(ending: &Ending) -> String {
     format!("{} to {}", ending.started.to_the_millisecond(), ending.ended.beside(ending.started))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_wide_form_has_is_named_in_one_way() {
+        assert_eq!(only_in_wide(1, "note", ""), "1 note: -o wide shows it");
+        assert_eq!(
+            only_in_wide(2, "more piece", " of evidence"),
+            "2 more pieces of evidence: -o wide shows them"
+        );
+    }
 }

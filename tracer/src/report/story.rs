@@ -88,7 +88,7 @@ fn what_happened(out: &mut String, paint: Paint, story: &Story, chapter: &Chapte
     }
     let hidden = verdict.evidence.len().saturating_sub(MAX_NAMES);
     if hidden > 0 {
-        line(out, &format!("        and {} of evidence: see -o wide", count(hidden, "more piece")));
+        line(out, &format!("        and {}", outline::only_in_wide(hidden, "more piece", " of evidence")));
     }
 }
 

@@ -250,7 +250,7 @@ fn first_cause(out: &mut String, paint: Paint, cause: &Cause) {
     pieces.iter().take(MAX_EVIDENCE).for_each(|piece| line(out, piece));
     let hidden = pieces.len().saturating_sub(MAX_EVIDENCE);
     if hidden > 0 {
-        line(out, &format!("and {hidden} more: -o wide shows all evidence"));
+        line(out, &format!("and {}", outline::only_in_wide(hidden, "more piece", " of evidence")));
     }
     for unseen in verdict.unseen.iter().take(MAX_EVIDENCE) {
         line(out, &format!("not observed: {}", safe(unseen)));

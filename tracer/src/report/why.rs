@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::{
     check::style,
+    outline::only_in_wide,
     printer::{Paint, Style},
     row::{actions, detail},
 };
@@ -105,7 +106,7 @@ fn write_gaps(out: &mut String, why: &Why, paint: Paint, wide: bool) {
         return;
     }
     if !wide {
-        let line = format!("{} could not be observed: -o wide shows them", count(gaps.len(), "fact"));
+        let line = only_in_wide(gaps.len(), "fact", " could not be observed");
         let _ = writeln!(out, "\n{}", paint.text(Style::Faint, &line));
         return;
     }
