@@ -206,11 +206,12 @@ mod tests {
         let whole = [
             "do: [read-only] `kubectl -n shop get pods -l app=checkout`",
             "    [disruptive] correct the selector",
+            "more: viptrace explain C20",
         ];
         assert_eq!(below(1, &|_| {}), whole);
         assert_eq!(below(2, &|_| {}), ["do: as for the flow at 00:00:01.000"]);
         assert_eq!(below(3, &|verdict| verdict.service = None), whole);
-        assert_eq!(below(4, &|verdict| verdict.mitigation.steps.truncate(1)), whole[..1]);
+        assert_eq!(below(4, &|verdict| verdict.mitigation.steps.truncate(1)), [whole[0], whole[2]]);
         assert_eq!(
             below(5, &|verdict| verdict.mitigation.steps.truncate(1)),
             ["do: as for the flow at 00:00:04.000"]
@@ -220,7 +221,7 @@ mod tests {
             let number = second.to_string();
             let found = below(second, &|verdict| verdict.mitigation.steps[1].text = number.clone().into());
             let is_whole = second < 5 + MAX_VARIANTS as u64;
-            assert_eq!(found.len() == 2, is_whole, "{found:?}");
+            assert_eq!(found.len() == 3, is_whole, "{found:?}");
             assert!(is_whole || found[0].ends_with(", with the addresses of this one"), "{found:?}");
         }
     }

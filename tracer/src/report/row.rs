@@ -87,6 +87,11 @@ pub(super) fn end(pod: Option<&str>, addr: Option<SocketAddr>, with_addresses: b
     }
 }
 
+/// The command that prints the page of a class.
+pub(super) fn more(class: Class) -> String {
+    format!("{} explain {class}", called::name())
+}
+
 /// The ends of a flow: its client, the address that it asked, its endpoint.
 pub(super) fn ends(flow: &FlowRef) -> Vec<String> {
     let client = end(flow.client_pod.as_deref(), Some(flow.client), true);
@@ -184,8 +189,7 @@ pub(super) fn actions(mitigation: &Mitigation, class: Class, paint: Paint) -> Ve
     let mut lines: Vec<_> = steps.iter().take(MAX_STEPS).enumerate().map(line).collect();
     let hidden = steps.len().saturating_sub(MAX_STEPS);
     if hidden > 0 {
-        let name = called::name();
-        lines.push(format!("{:1$} and {hidden} more: {name} explain {class}", "", DO.len()));
+        lines.push(format!("{:1$} and {hidden} more: {2}", "", DO.len(), more(class)));
     }
     lines
 }
@@ -198,6 +202,9 @@ fn wide(verdict: &Verdict) -> Wide {
         below.extend(verdict.unseen.iter().map(|unseen| format!("not observed: {}", safe(unseen))));
         below.extend(changes(verdict));
         actions.extend(self::actions(&verdict.mitigation, verdict.class, Paint(false)));
+        if !actions.is_empty() {
+            actions.push(format!("more: {}", more(verdict.class)));
+        }
     }
     Wide {
         protocol: safe(&verdict.flow.protocol).into_owned(),
@@ -241,7 +248,7 @@ pub(super) fn whole(verdict: &Verdict) -> Vec<(Style, String)> {
     if !verdict.mitigation.long_term.is_empty() {
         lines.push(plain(format!("later: {}", safe(&verdict.mitigation.long_term))));
     }
-    lines.push((Style::Faint, format!("more: {} explain {}", called::name(), verdict.class)));
+    lines.push((Style::Faint, format!("more: {}", more(verdict.class))));
     lines
 }
 

@@ -6,12 +6,11 @@
 use std::fmt::Write as _;
 
 use crate::{
-    called,
     incident::{Chapter, Names, Rate, Span, Story},
     report::{
         outline,
         printer::{Paint, Style},
-        row::{actions, detail, ends},
+        row::{actions, detail, ends, more},
     },
     session::Ending,
     text::{count, safe},
@@ -187,11 +186,13 @@ fn what_to_do(out: &mut String, paint: Paint, verdict: &Verdict) {
         line(out, action);
     }
     if actions.is_empty() {
-        let name = called::name();
-        line(out, &format!("look at the page of the class: {name} explain {}", verdict.class));
+        line(out, &format!("look at the page of the class: {}", more(verdict.class)));
     }
     if !verdict.mitigation.long_term.is_empty() {
         line(out, &format!("later: {}", safe(&verdict.mitigation.long_term)));
+    }
+    if !actions.is_empty() {
+        line(out, &format!("more: {}", more(verdict.class)));
     }
 }
 

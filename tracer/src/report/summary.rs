@@ -13,7 +13,7 @@ use crate::{
         fit::{push_padded, width},
         outline,
         printer::{Paint, Style},
-        row::{actions, changes, detail, ends, evidence},
+        row::{actions, changes, detail, ends, evidence, more},
     },
     session::{Cause, Connections, Counts, Ending, Latency, Pair, Summary},
     text::{self, count, measured, safe},
@@ -25,6 +25,8 @@ const MAX_LINES: usize = 40;
 const MAX_EVICTED: usize = 5;
 /// The maximum number of pieces of evidence shown with a cause.
 const MAX_EVIDENCE: usize = 6;
+/// The maximum number of pages named of the classes after the first.
+const MAX_PAGES: usize = 4;
 /// Metadata of this age misses nothing worth a line: API servers send a bookmark about every minute.
 const FRESH: Duration = Duration::from_mins(2);
 
@@ -37,7 +39,7 @@ pub(super) fn render(summary: &Summary, ending: &Ending, paint: Paint) -> String
     service_table(&mut out, paint, summary);
     if let Some((first, rest)) = summary.causes().split_first() {
         first_cause(&mut out, paint, first);
-        other_causes(&mut out, paint, rest);
+        other_causes(&mut out, paint, first, rest);
     }
     connection_table(&mut out, paint, &summary.connections);
     latency_table(&mut out, paint, summary.latencies());
@@ -264,9 +266,18 @@ fn first_cause(out: &mut String, paint: Paint, cause: &Cause) {
     if !verdict.mitigation.long_term.is_empty() {
         line(out, &format!("later: {}", safe(&verdict.mitigation.long_term)));
     }
+    pages(out, paint, [verdict.class]);
 }
 
-fn other_causes(out: &mut String, paint: Paint, causes: &[&Cause]) {
+/// The commands that print the pages of these classes.
+fn pages(out: &mut String, paint: Paint, classes: impl IntoIterator<Item = Class>) {
+    let commands: Vec<_> = classes.into_iter().map(more).collect();
+    if !commands.is_empty() {
+        line(out, &format!("{} {}", paint.text(Style::Faint, "more:"), commands.join("; ")));
+    }
+}
+
+fn other_causes(out: &mut String, paint: Paint, first: &Cause, causes: &[&Cause]) {
     if causes.is_empty() {
         return;
     }
@@ -281,6 +292,13 @@ fn other_causes(out: &mut String, paint: Paint, causes: &[&Cause]) {
         ]
     });
     table(out, rows.collect(), &[Align::Right, Align::Left, Align::Left, Align::Left]);
+    let mut classes: Vec<Class> = Vec::new();
+    for class in causes.iter().map(|cause| cause.verdict.class) {
+        if class != first.verdict.class && !classes.contains(&class) && classes.len() < MAX_PAGES {
+            classes.push(class);
+        }
+    }
+    pages(out, paint, classes);
 }
 
 /// A cause's sentence with the ends that it does not name.
@@ -339,7 +357,13 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::{class::Severity, report::fixture, session::Judged, time::Timestamp, verdict::Verdict};
+    use crate::{
+        class::Severity,
+        report::fixture,
+        session::Judged,
+        time::Timestamp,
+        verdict::{ServiceRef, Verdict},
+    };
 
     #[test]
     fn silence_and_loss_are_not_health() {
@@ -378,6 +402,19 @@ mod tests {
         assert!(!text.contains("not observed: why"), "{text}");
         let flow = "shown is the flow at 00:03:20.000: shop/client (10.244.1.40:40002) -> 10.96.10.20:80\n";
         assert!(text.contains(flow), "{text}");
+    }
+
+    #[test]
+    fn the_page_of_each_class_is_named_once() {
+        let mut summary = Summary::default();
+        for (class, name) in [(Class::C20, "a"), (Class::C28, "b"), (Class::C20, "c"), (Class::C28, "d")] {
+            let mut verdict = Verdict { class, ..fixture::fault() };
+            verdict.service = verdict.service.map(|service| ServiceRef { name: name.into(), ..service });
+            summary.add(&fixture::judged(verdict));
+        }
+        let text = render(&summary, &Ending::default(), Paint(false));
+        let pages: Vec<_> = text.lines().filter(|line| line.starts_with("  more:")).collect();
+        assert_eq!(pages, ["  more: viptrace explain C20", "  more: viptrace explain C28"], "{text}");
     }
 
     #[test]
