@@ -248,9 +248,12 @@ fn first_cause(out: &mut String, paint: Paint, cause: &Cause) {
             &format!("shown is the flow at {}: {}", verdict.time.clock(), ends(&verdict.flow).join(" -> ")),
         );
     }
-    let pieces: Vec<String> = evidence(verdict).collect();
-    pieces.iter().take(MAX_EVIDENCE).for_each(|piece| line(out, piece));
-    let hidden = pieces.len().saturating_sub(MAX_EVIDENCE);
+    // Evidence for it that has no room must not displace what speaks against it.
+    let (pieces, number) = (evidence(verdict).collect::<Vec<_>>(), verdict.evidence.len());
+    let (for_it, against) = pieces.split_at(number.min(pieces.len()));
+    let shown = for_it.iter().take(MAX_EVIDENCE).chain(against.iter().take(MAX_EVIDENCE));
+    shown.for_each(|piece| line(out, piece));
+    let hidden = for_it.len().saturating_sub(MAX_EVIDENCE) + against.len().saturating_sub(MAX_EVIDENCE);
     if hidden > 0 {
         line(out, &format!("and {}", outline::only_in_wide(hidden, "more piece", " of evidence")));
     }
@@ -362,7 +365,7 @@ mod tests {
         report::fixture,
         session::Judged,
         time::Timestamp,
-        verdict::{ServiceRef, Verdict},
+        verdict::{Evidence, ServiceRef, Verdict},
     };
 
     #[test]
@@ -402,6 +405,22 @@ mod tests {
         assert!(!text.contains("not observed: why"), "{text}");
         let flow = "shown is the flow at 00:03:20.000: shop/client (10.244.1.40:40002) -> 10.96.10.20:80\n";
         assert!(text.contains(flow), "{text}");
+    }
+
+    #[test]
+    fn what_speaks_against_the_first_cause_is_shown() {
+        let mut verdict = fixture::fault();
+        let piece = verdict.evidence[0].clone();
+        verdict.evidence = vec![piece.clone(); MAX_EVIDENCE + 2];
+        verdict.against = vec![Evidence { content: "the connection was answered".into(), ..piece }];
+        let mut summary = Summary::default();
+        summary.add(&fixture::judged(verdict));
+        let text = render(&summary, &Ending::default(), Paint(false));
+        assert_eq!(text.matches("\n  evidence: ").count(), MAX_EVIDENCE, "{text}");
+        assert!(
+            text.contains("the connection was answered\n  and 2 more pieces of evidence: -o wide"),
+            "{text}"
+        );
     }
 
     #[test]
