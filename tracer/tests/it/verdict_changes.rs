@@ -159,6 +159,47 @@ fn under_a_local_policy_only_a_ready_endpoint_of_this_node_makes_a_terminating_o
     assert_eq!(with(30_000), Class::C6);
 }
 
+/// Each step of a departure is a change of its own, and none gives kube-proxy a new grace.
+#[test]
+fn an_endpoint_that_leaves_in_steps_is_stale_from_the_first_that_counts() {
+    let ended = Conditions { ready: false, serving: false, terminating: true };
+    let with = |others: bool| {
+        let mut shop = if others { Shop::with_endpoints(&[EP, SECOND]) } else { Shop::new() };
+        shop.becomes(EP, TERMINATING, 20_000);
+        shop.becomes(EP, ended, 40_000);
+        if !others {
+            shop.ready(SECOND, 50_000);
+        }
+        shop.leaves(EP, 60_000);
+        World::of(shop)
+    };
+    let refused = |world: &World, ms| world.verdict(to_cart().refused(ms), ms + 10_000);
+    let world = with(true);
+    for (ms, class) in [
+        (22_000, Class::C5),
+        (30_000, Class::C6),
+        (42_000, Class::C6),
+        (50_000, Class::C6),
+        (62_000, Class::C6),
+        (80_000, Class::C6),
+    ] {
+        assert_eq!(refused(&world, ms).class, class, "{ms}");
+    }
+    let verdict = refused(&world, 62_000);
+    assert!(verdict.root_cause.contains("left the endpoints of shop/cart:http 2.0 s before"), "{verdict:?}");
+    let said = |it: &str| verdict.evidence.iter().any(|evidence| evidence.content.contains(it));
+    assert!(said("no right to choose 10.244.1.7:8080 for 42.0 s"), "{:?}", verdict.evidence);
+    // While no other was ready, kube-proxy was right to choose it until it served no more.
+    let world = with(false);
+    for (ms, class) in [(30_000, Class::C5), (42_000, Class::C5), (50_000, Class::C6), (62_000, Class::C6)] {
+        assert_eq!(refused(&world, ms).class, class, "{ms}, alone");
+    }
+    // What it still answers within its Pod's end is a drain.
+    let world = with(true);
+    let healthy = |ms| world.verdict(to_cart().healthy(ms), ms + 10_000).class;
+    assert_eq!([healthy(30_000), healthy(42_000), healthy(62_000)], [Class::Ok, Class::Ok, Class::C6]);
+}
+
 /// A copy of an `Endpoints` object lists those that are not ready without `serving`, which then counts as true.
 #[test]
 fn an_endpoint_that_serves_and_is_neither_ready_nor_terminating_gets_nothing() {

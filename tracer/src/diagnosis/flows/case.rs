@@ -133,31 +133,13 @@ impl<'a> Case<'a> {
     }
 
     fn usable_at(&self, at: Timestamp) -> Option<Usable> {
-        let (cluster, node) = (self.ctx.cluster, self.ctx.node_name);
-        let usable = cluster.usable(&self.vip, node, at)?;
-        if self.uses_terminating() {
-            return Some(usable);
-        }
-        let is_ready_here = || cluster.local_ready_since(&self.vip, node, at).is_some();
-        let local = usable.local.map(|count| if is_ready_here() { count } else { 0 });
-        let count = if usable.terminating { 0 } else { usable.count };
-        Some(Usable { count, local, terminating: false, ..usable })
+        usable_at(self.ctx, &self.vip, at)
     }
 
     /// Whether this kube-proxy sends to terminating endpoints that serve while no other is ready. An unknown release
     /// counts as a current one.
     pub(super) fn uses_terminating(&self) -> bool {
-        self.ctx.node.uses_terminating().unwrap_or(true)
-    }
-
-    /// Since when a ready endpoint exists that kube-proxy must prefer to a terminating one; `None` if there is none. Under
-    /// a Local policy only the node's own count.
-    pub(super) fn ready_since(&self) -> Option<Timestamp> {
-        let usable = self.usable().filter(|usable| usable.count > 0 && !usable.terminating)?;
-        if self.vip.is_local() {
-            return self.ctx.cluster.local_ready_since(&self.vip, self.ctx.node_name, self.decided);
-        }
-        Some(usable.since)
+        uses_terminating(self.ctx)
     }
 
     /// The last known event of the flow.
@@ -419,6 +401,34 @@ pub(super) fn is_stopped_by_kube_proxy(flow: &Flow, vip: &Vip<'_>) -> bool {
     };
     let is_dropped = |drop: &Dropped| drop.stage == Stage::Before && drop.is("NETFILTER_DROP");
     trouble.refusal.is_some_and(is_refused) || vip.is_local() && trouble.drops.iter().any(is_dropped)
+}
+
+/// As [`Case::usable`], at any moment.
+fn usable_at(ctx: &Context<'_>, vip: &Vip<'_>, at: Timestamp) -> Option<Usable> {
+    let (cluster, node) = (ctx.cluster, ctx.node_name);
+    let usable = cluster.usable(vip, node, at)?;
+    if uses_terminating(ctx) {
+        return Some(usable);
+    }
+    let is_ready_here = || cluster.local_ready_since(vip, node, at).is_some();
+    let local = usable.local.map(|count| if is_ready_here() { count } else { 0 });
+    let count = if usable.terminating { 0 } else { usable.count };
+    Some(Usable { count, local, terminating: false, ..usable })
+}
+
+/// As [`Case::uses_terminating`].
+pub(super) fn uses_terminating(ctx: &Context<'_>) -> bool {
+    ctx.node.uses_terminating().unwrap_or(true)
+}
+
+/// Since when a ready endpoint exists that kube-proxy must prefer to a terminating one; `None` if there is none. Under
+/// a Local policy only the node's own count.
+pub(super) fn ready_since(ctx: &Context<'_>, vip: &Vip<'_>, at: Timestamp) -> Option<Timestamp> {
+    let usable = usable_at(ctx, vip, at).filter(|usable| usable.count > 0 && !usable.terminating)?;
+    if vip.is_local() {
+        return ctx.cluster.local_ready_since(vip, ctx.node_name, at);
+    }
+    Some(usable.since)
 }
 
 /// As [`Case::choosable_since`].

@@ -29,6 +29,7 @@ mod sidecar;
 mod stale_endpoints;
 mod timeline;
 mod translations;
+mod withdrawal;
 
 use std::time::Duration;
 
@@ -421,7 +422,13 @@ pub fn is_choice_wrong(flow: &Flow, ctx: &Context<'_>) -> bool {
     let is_wrong = |Choice { decided, endpoint, .. }: Choice<'_>| {
         endpoint.is_some_and(|endpoint| match case::standing(ctx, &vip, endpoint, decided) {
             Standing::NeverSeen => true,
-            Standing::UnusableSince(since) => for_long(since, decided),
+            Standing::UnusableSince(since) => {
+                let earlier = || {
+                    let state = ctx.cluster.membership(&vip, endpoint, decided);
+                    withdrawal::withdrawn_since(ctx, &vip, endpoint, &state, decided)
+                };
+                for_long(since, decided) || earlier().is_some_and(|since| for_long(since, decided))
+            }
             Standing::Serves | Standing::Unknown => false,
         })
     };

@@ -13,6 +13,7 @@ use super::{
     foreign_rules,
     iptables_sync::lag,
     text::{counted, length, phrase},
+    withdrawal::{is_still_ending, withdrawn_since},
 };
 use crate::{
     class::{Class, Confidence, Severity, action},
@@ -41,6 +42,8 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
     }
     let name = case.endpoint_name();
     let is_broken = case.has_failed_or_waits() && !case.is_own_abort();
+    let withdrawn =
+        || withdrawn_since(case.ctx, &case.vip, endpoint, case.membership.as_ref()?, case.decided);
     let (what, since, certain) = match case.membership.as_ref()? {
         Membership::Left { at, .. } => {
             if case.decided <= *at {
@@ -65,14 +68,8 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
             )
         }
         // While no other endpoint is ready, a terminating one is right (N8).
-        Membership::Member { state, since } if state.conditions.terminating => {
-            let since = (*since).max(preferred_since(case)?);
-            let end = since.saturating_add(termination_grace(case, Some(state), endpoint.ip()));
-            // The kubelet counts from when it learns of the deletion, and the slices follow the Pod's end.
-            if !is_broken && case.within_grace(end) {
-                // It serves until it ends: kube-proxy is late, and nothing broke.
-                return None;
-            }
+        Membership::Member { state, .. } if state.conditions.terminating => {
+            let since = withdrawn()?;
             let how_long = how_long(case, since);
             (
                 case.said(format_args!(
@@ -115,10 +112,15 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
     if !certain && foreign_rules::of_another_program(case).is_some() {
         return None;
     }
+    // The last step of its departure, and the one that ended kube-proxy's right to choose it.
+    let (step, since) = (since, if certain { withdrawn().or(since) } else { since });
     if since.is_some_and(|since| case.within_grace(since)) {
         // kube-proxy may still be writing the change. A connection that succeeded broke nothing.
         return is_broken
             .then(|| lag(case, format_args!("NAT still chose an endpoint that had just gone: {what}")));
+    }
+    if !is_broken && since.is_some_and(|since| is_still_ending(case, endpoint, step, since)) {
+        return None;
     }
     let answered = case.was_answered();
     let then = fmt::from_fn(|f| match case.instead {
@@ -136,8 +138,18 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
             (false, Some(_)) => Confidence::Low,
         })
         .severity(if case.failed() && !case.is_own_abort() { Severity::High } else { Severity::Medium })
-        .api(since, what)
+        .api(step, what)
         .fill_rules_of(endpoint, case.ctx.node.mode);
+    if let Some(since) = since.filter(|since| Some(*since) < step) {
+        finding = finding.api(
+            Some(since),
+            format_args!(
+                "kube-proxy had no right to choose {endpoint} {}: before that, it was not ready, or terminated while others \
+                 were ready",
+                how_long(case, since)
+            ),
+        );
+    }
     if since.is_some_and(|since| may_be_within_grace(case, since)) {
         // Without the events of the packet's beginning, the choice looks younger than it is (C5).
         finding = finding.if_nothing_was_lost();
@@ -238,12 +250,6 @@ fn how_long(case: &Case<'_>, since: Timestamp) -> impl Display {
         Timestamp::MIN => f.write_str("for an unknown time"),
         _ => write!(f, "for {}", length(age)),
     })
-}
-
-/// Since when kube-proxy must not choose a terminating endpoint that serves: since another is ready, or always if this
-/// kube-proxy does not send to terminating ones.
-fn preferred_since(case: &Case<'_>) -> Option<Timestamp> {
-    if case.uses_terminating() { case.ready_since() } else { Some(Timestamp::MIN) }
 }
 
 /// The cause of stale rules, from kube-proxy's own figures, if they were read long enough after the change at `since`:
