@@ -467,6 +467,12 @@ fn sctp_is_judged_by_its_entry() {
     assert_eq!(class(association().reread(15_400, Status::SEEN_REPLY)), Class::C28);
     assert_eq!(class(association().reread(15_400, 0)), Class::C29);
     assert_eq!(class(association().reread(10_100, 0)), Class::N20);
+    // Of a refusal, only what it leaves in the entry is observed.
+    let refused = World::new().verdict(association().reread(15_400, Status::SEEN_REPLY), 50_000);
+    assert_eq!(refused.confidence, Confidence::Medium);
+    assert!(refused.root_cause.contains("seems to refuse associations"), "{}", refused.root_cause);
+    let is_said = refused.evidence.iter().any(|it| it.content.contains("as an ABORT leaves it"));
+    assert!(is_said && refused.unseen.iter().any(|it| it.contains("the refusal itself")), "{refused:#?}");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use crate::{
     class::{Class, Confidence},
     cluster::model::Uid,
     flow::{End, Outcome},
+    net::Protocol,
     sighting::Hook,
     verdict::EvidenceType,
 };
@@ -39,6 +40,8 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
     if !seen_at_endpoint && refused_there(case).is_some() {
         return None;
     }
+    // Of SCTP, the refusal itself (an ABORT) passes no hook.
+    let is_inferred = !seen_at_endpoint && case.flow.orig.protocol == Protocol::SCTP;
     let name = case.endpoint_name();
     let proxy = sidecar::before_endpoint(case);
     let why = match proxy {
@@ -47,10 +50,15 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
              nothing listens there",
             proxy.port()
         )),
+        None if is_inferred => case.said(format_args!(
+            "an answer passed and no association was made, as where nothing listens on port {}",
+            endpoint.port()
+        )),
         None => case.said(format_args!("nothing listens on port {}", endpoint.port())),
     };
+    let verb = if is_inferred { "seems to refuse associations" } else { "refuses connections" };
     let mut finding = case
-        .finding(Class::C28, format_args!("{name} refuses connections of {}: {why}", case.name()))
+        .finding(Class::C28, format_args!("{name} {verb} of {}: {why}", case.name()))
         .confidence(if seen_at_endpoint { Confidence::High } else { Confidence::Medium })
         .api(
             None,
@@ -81,7 +89,15 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
         finding = finding.if_nothing_was_lost();
     }
     if !seen_at_endpoint {
-        finding = if !case.flow.is_tcp() {
+        finding = if is_inferred {
+            let ended = case.flow.deleted.or(case.flow.reread);
+            finding
+                .kernel(
+                    ended.map(|ended| ended.time),
+                    "the conntrack entry had seen an answer and was never established (ASSURED), as an ABORT leaves it",
+                )
+                .unobserved("the refusal itself, an ABORT, and who sent it: `tcpdump -ni any sctp` shows it")
+        } else if !case.flow.is_tcp() {
             finding.unobserved("the sender of the refusal: only the refusal itself was observed")
         } else if case.has_hook(Hook::TcpSendReset) {
             finding.unobserved(
