@@ -111,7 +111,7 @@ fn c8_of_a_datagram_that_fails() {
     let verdict = last(&replaced(), dropped(one_way(), 60_000, "NEIGH_FAILED"));
     assert_eq!((verdict.class, verdict.confidence), (Class::C8, Confidence::High), "{verdict:#?}");
     assert!(
-        verdict.root_cause.contains("a datagram failed there 40.0 s after it had left"),
+        verdict.root_cause.contains("a datagram failed there 40.0 s after the endpoint had left"),
         "{}",
         verdict.root_cause
     );

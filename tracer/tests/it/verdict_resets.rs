@@ -483,7 +483,7 @@ fn c8_a_stale_udp_entry_that_its_sender_keeps_alive() {
     assert_eq!((verdict.class, verdict.domain), (Class::C8, Domain::StaleEndpoints));
     assert_eq!(verdict.confidence, Confidence::High);
     assert!(
-        verdict.root_cause.contains("a datagram went there 38.0 s after it had left"),
+        verdict.root_cause.contains("a datagram went there 38.0 s after the endpoint had left"),
         "{}",
         verdict.root_cause
     );

@@ -440,7 +440,8 @@ pub(super) fn stale_entry(case: &Case<'_>) -> Option<Finding> {
         .finding(
             Class::C8,
             format_args!(
-                "{} still sends to {name} by an old conntrack entry: a datagram {what} there {} after it had left",
+                "{} still sends to {name} by an old conntrack entry: a datagram {what} there {} after the endpoint \
+                 had left",
                 orig.src,
                 length(when.since(removed))
             ),
