@@ -81,6 +81,22 @@ fn a_difference_that_lasts_is_a_fault() {
     assert!(besides(&report).iter().any(|found| found.ends_with("shop/cart")), "{:#?}", report.findings);
 }
 
+/// The lists and the rules of two moments: the difference is a warning, and it may be that connections fail.
+#[test]
+fn the_summary_does_not_deny_a_warning() {
+    let broken = node();
+    without_endpoint(&broken, "10.244.1.11:8080");
+    let mut facts = broken.facts();
+    facts.lists_read = Some(Timestamp::from_unix_secs(1_795_217_000));
+    facts.node.rules_time = Some(Timestamp::from_unix_secs(1_795_217_106));
+    facts.node.report.last_queued = None;
+    let scope = Scope { service: Some(viptrace::cluster::Key::new("shop", "cart")) };
+    let report = Reading::of(&facts, &scope).report();
+    let cart: Vec<_> = report.findings.iter().filter(|it| name(it).ends_with("shop/cart")).collect();
+    assert!(!cart.is_empty() && cart.iter().all(|it| it.level == Level::Warning), "{cart:#?}");
+    assert!(report.summary.starts_with("possibly broken on worker-1: shop/cart"), "{}", report.summary);
+}
+
 #[test]
 fn a_single_reading_without_times_is_less_certain() {
     let broken = node();

@@ -44,7 +44,7 @@ pub(crate) use sync::in_flight_limit;
 pub use crate::diagnosis::finding::Level;
 pub(crate) use crate::diagnosis::finding::Step;
 use crate::{
-    class::{Class, Confidence},
+    class::{Class, Confidence, Severity},
     cluster::Key,
     diagnosis::finding::Finding,
     text::{count, list},
@@ -282,7 +282,11 @@ fn state(facts: &Facts, findings: &[Finding]) -> State {
 fn summary(state: State, findings: &[Finding], facts: &Facts) -> String {
     let on = facts.node_name.as_deref().map(|node| format!(" on {node}")).unwrap_or_default();
     let faults: Vec<&Finding> = findings.iter().filter(|finding| finding.level == Level::Fault).collect();
-    let warnings = findings.iter().filter(|finding| finding.level == Level::Warning).count();
+    let warnings: Vec<_> = findings
+        .iter()
+        .filter(|finding| finding.level == Level::Warning)
+        .map(|finding| (finding.severity, &*finding.detail))
+        .collect();
     match (state, faults.as_slice()) {
         (State::Broken, [first, rest @ ..]) => {
             let more = match rest.len() {
@@ -295,7 +299,19 @@ fn summary(state: State, findings: &[Finding], facts: &Facts) -> String {
             let unchecked: Vec<String> = facts.uncovered().iter().map(ToString::to_string).collect();
             format!("no fault found{on}, but {} could not be checked", list(&unchecked))
         }
-        (State::Warnings, _) => format!("nothing broken{on}; {}", count(warnings, "warning")),
+        (State::Warnings, _) => warned(&on, &warnings),
         _ => format!("nothing broken{on}"),
+    }
+}
+
+/// The first line of a report without a fault. A warning of high severity is of connections that may fail now: only the
+/// proof is missing.
+fn warned(on: &str, warnings: &[(Severity, &str)]) -> String {
+    match warnings.iter().find(|(severity, _)| *severity >= Severity::High) {
+        Some((_, detail)) if warnings.len() == 1 => format!("possibly broken{on}: {detail}"),
+        Some((_, detail)) => {
+            format!("possibly broken{on}: {detail}; and {}", count(warnings.len() - 1, "more warning"))
+        }
+        None => format!("no fault found{on}; {}", count(warnings.len(), "warning")),
     }
 }

@@ -209,7 +209,12 @@ fn summary(state: State, nodes: &[NodeState], findings: &[SharedFinding]) -> Str
     };
     let faults: Vec<&SharedFinding> =
         findings.iter().filter(|finding| finding.finding.level == Level::Fault).collect();
-    let warnings = findings.iter().filter(|finding| finding.finding.level == Level::Warning).count();
+    let warnings: Vec<_> = findings
+        .iter()
+        .map(|finding| &finding.finding)
+        .filter(|finding| finding.level == Level::Warning)
+        .map(|finding| (finding.severity, Finding::detail_of(&finding.root_cause)))
+        .collect();
     let unchecked =
         if missing.is_empty() { String::new() } else { format!("; {} could not be checked", list(&missing)) };
     let text = match (state, faults.as_slice()) {
@@ -228,7 +233,7 @@ fn summary(state: State, nodes: &[NodeState], findings: &[SharedFinding]) -> Str
             of.map_or_else(|| format!("no fault found{on}"), |node| node.summary.clone())
         }
         (State::Unknown, _) => "nothing could be checked".to_owned(),
-        (State::Warnings, _) => format!("nothing broken{on}; {}", count(warnings, "warning")),
+        (State::Warnings, _) => super::warned(&on, &warnings),
         _ => format!("nothing broken{on}"),
     };
     format!("{text}{unchecked}")
