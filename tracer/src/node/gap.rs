@@ -47,7 +47,7 @@ pub enum Reason {
     Unparsable { place: String, line: u64, why: String },
     /// One folder has several files of the kind.
     #[error(
-        "{count} files are of this kind ({}): pass one node's folder, or name the node with --node",
+        "{count} files could be it ({}), and none is used",
         examples.join(", ")
     )]
     Ambiguous { count: usize, examples: Vec<String> },

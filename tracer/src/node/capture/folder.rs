@@ -146,20 +146,25 @@ fn is_below(dir: &Path, file: &Path, node: &str) -> bool {
 /// Moves the files into the capture: one of each kind that belongs to a node.
 fn choose(dir: &Path, mut found: Vec<Found>, capture: &mut Capture, warnings: &mut Vec<String>) {
     let node = capture.node.clone();
+    let below = |file: &Found| node.as_deref().is_some_and(|node| is_below(dir, &file.path, node));
+    let nodes = of_several_nodes(&found, below);
     let mut newest = None;
     for kind in Kind::ALL {
         let mut of_kind: Vec<Found> = found.extract_if(.., |file| file.kind == kind).collect();
-        let below = |file: &Found| node.as_deref().is_some_and(|node| is_below(dir, &file.path, node));
         if of_kind.iter().any(below) {
             of_kind.retain(below);
         }
-        // Kubelet rotates logs: all parts together are the log.
-        let is_log = matches!(kind, Kind::ProxyLog | Kind::ProxyLogPrevious);
+        let is_of_nodes = nodes.len() > 1 && folders_of(&of_kind, &nodes).len() > 1;
+        // Kubelet rotates logs: all parts together are the log, but not those of several nodes.
+        let is_log = matches!(kind, Kind::ProxyLog | Kind::ProxyLogPrevious) && !is_of_nodes;
         if kind.is_of_node() && of_kind.len() > 1 && !is_log {
             let names: Vec<String> =
                 of_kind.iter().take(3).map(|file| file.path.display().to_string()).collect();
             let (count, about, list) = (of_kind.len(), kind.about(), names.join(", "));
-            warnings.push(format!("{count} files could be {about}: {list}; none is used"));
+            if !is_of_nodes {
+                warnings
+                    .push(format!("{count} files could be {about}: {list}; none is used: keep one of them"));
+            }
             capture.miss(kind, Reason::Ambiguous { count, examples: names });
             continue;
         }
@@ -173,8 +178,54 @@ fn choose(dir: &Path, mut found: Vec<Found>, capture: &mut Capture, warnings: &m
             });
         }
     }
+    if nodes.len() > 1 {
+        warnings.push(several_nodes(dir, &nodes));
+    }
     // Without a manifest: the files are as old as the newest of them, unless they were copied since.
     capture.taken = capture.taken.or(newest);
+}
+
+/// The folders next to each other that hold the files of one kind, of several nodes or of several times.
+fn of_several_nodes(found: &[Found], is_chosen: impl Fn(&Found) -> bool) -> BTreeSet<PathBuf> {
+    let mut parents = BTreeSet::new();
+    for kind in Kind::ALL.into_iter().filter(|kind| kind.is_of_node()) {
+        let of_kind: Vec<&Found> = found.iter().filter(|file| file.kind == kind).collect();
+        let is_log = matches!(kind, Kind::ProxyLog | Kind::ProxyLogPrevious);
+        if is_log || of_kind.iter().any(|file| is_chosen(file)) {
+            continue;
+        }
+        let folders: BTreeSet<&Path> = of_kind.iter().filter_map(|file| file.path.parent()).collect();
+        if folders.len() > 1 {
+            parents.extend(folders);
+        }
+    }
+    let Some(first) = parents.first() else { return BTreeSet::new() };
+    let common = first.ancestors().find(|above| parents.iter().all(|parent| parent.starts_with(above)));
+    let Some(common) = common else { return BTreeSet::new() };
+    let below = |parent: &&Path| {
+        let next = parent.strip_prefix(common).ok()?.components().next();
+        Some(next.map_or_else(|| common.to_owned(), |next| common.join(next)))
+    };
+    parents.iter().filter_map(below).collect()
+}
+
+/// Those of these folders that the files are in.
+fn folders_of<'n>(files: &[Found], nodes: &'n BTreeSet<PathBuf>) -> BTreeSet<&'n PathBuf> {
+    let deepest = |file: &Found| nodes.iter().filter(|node| file.path.starts_with(node)).max();
+    files.iter().filter_map(deepest).collect()
+}
+
+/// One sentence for all their files, with the command that chooses one.
+fn several_nodes(dir: &Path, nodes: &BTreeSet<PathBuf>) -> String {
+    let names: Vec<String> = nodes.iter().map(|node| node.display().to_string()).collect();
+    let example = names.first().map(String::as_str).unwrap_or_default();
+    format!(
+        "{} has the files of several nodes, or of several times, and none of these is used: {}; check one at a time with \
+         `--from {}`, and with `--cluster-from DIR` if the lists are in another folder",
+        dir.display(),
+        shortened(&names.iter().map(String::as_str).collect()),
+        text::word(example)
+    )
 }
 
 fn walk(dir: &Path, depth: usize, found: &mut Vec<PathBuf>) -> io::Result<()> {
@@ -334,6 +385,25 @@ mod tests {
         assert_eq!(either.capture.text(Kind::ProxyMode), None);
         let why = either.capture.why_missing(Kind::ProxyMode);
         assert!(matches!(why, Some(Reason::Ambiguous { count: 2, .. })), "{why:?}");
+        // One line for all their files, with a command; and their logs are not one.
+        for node in ["worker-1", "worker-2"] {
+            fs::write(dir.path().join(node).join("livez.txt"), "ok\n200").unwrap();
+            let log = "I1120 23:24:57.911600   1 proxier.go:1] a\n";
+            fs::write(dir.path().join(node).join("kube-proxy.log"), log).unwrap();
+        }
+        let both = read(dir.path(), None).unwrap();
+        let [warning] = both.warnings.as_slice() else { panic!("{:?}", both.warnings) };
+        let command = format!("--from {}`", dir.path().join("worker-1").display());
+        assert!(warning.contains("the files of several nodes") && warning.contains(&command), "{warning}");
+        assert!(both.capture.get(Kind::ProxyLog).is_none(), "{:?}", both.capture.artifacts);
+        // A folder of a node has folders of its own.
+        for node in ["worker-1", "worker-2"] {
+            fs::create_dir_all(dir.path().join(node).join("net")).unwrap();
+            fs::write(dir.path().join(node).join("net").join("sysctl.txt"), "net.ipv4.ip_forward = 1\n")
+                .unwrap();
+        }
+        let warnings = read(dir.path(), None).unwrap().warnings;
+        assert!(warnings.len() == 1 && warnings[0].contains(&command), "{warnings:?}");
         // Without a manifest nothing says which nodes are in it: the name may be that of the files' node.
         assert!(read(dir.path(), Some("worker-3")).is_ok());
         assert!(matches!(read(tempfile::tempdir().unwrap().path(), None), Err(FolderError::Empty { .. })));
