@@ -110,6 +110,15 @@ pub(super) fn add_objects(capture: &mut Capture, mut objects: Capture) {
     capture.gaps.retain(|gap| !have.contains(&gap.kind));
 }
 
+/// As [`from_folder`], instead of the lists that the capture has.
+pub(super) fn replace_lists(dir: &Path, capture: &mut Capture) -> anyhow::Result<()> {
+    capture.artifacts.retain(|artifact| artifact.kind.is_of_node());
+    from_folder(dir, capture)?;
+    let have: Vec<Kind> = capture.artifacts.iter().map(|artifact| artifact.kind).collect();
+    capture.gaps.retain(|gap| !have.contains(&gap.kind));
+    Ok(())
+}
+
 /// Reads the cluster's lists from a folder and ignores its other files.
 fn from_folder(dir: &Path, capture: &mut Capture) -> anyhow::Result<()> {
     let read = folder::read(dir, None).hint(|| {

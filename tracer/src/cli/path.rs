@@ -23,7 +23,7 @@ use crate::{
 /// Finds the way and prints it.
 pub(super) fn run(options: &PathOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
     let capture = match &options.from {
-        Some(dir) => audit::read_folder(dir, options.node.as_deref(), &mut printer)?,
+        Some(dir) => audit::read_folder(dir, &options.cluster, options.node.as_deref(), &mut printer)?,
         None => capture::collect(&options.cluster, options.node.clone(), &mut printer)?,
     };
     let journey = find(options, &capture)?;

@@ -46,6 +46,27 @@ fn one_healthy_service_exits_with_0() {
     assert!(text(&nobody.stderr).contains("hint: "), "{}", text(&nobody.stderr));
 }
 
+/// Files of a node, and lists that were saved elsewhere.
+#[test]
+fn a_folder_of_a_node_is_checked_with_the_lists_of_another() {
+    let (node, lists) =
+        (Gathered::new(&["kube-proxy/worker-1/nftables"]), Gathered::new(&["kube-proxy/worker-1/nftables"]));
+    for list in ["services", "endpointslices", "pods", "nodes", "daemonsets"] {
+        node.remove(&format!("cluster/{list}.json"));
+    }
+    let lists = lists.path().join("cluster").display().to_string();
+    let args = ["shop/cart", "--cluster-from", &lists, "--node", "worker-1"];
+    let output = check(&node, &args);
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{said}{}", text(&output.stderr));
+    assert!(said.starts_with("nothing broken on worker-1"), "{said}");
+    assert!(
+        !said.contains("services.json") && text(&output.stderr).is_empty(),
+        "{said}{}",
+        text(&output.stderr)
+    );
+}
+
 /// The first line, what was not checked, and the status of a check that found no fault and could not check a part.
 fn unchecked(node: &Gathered, args: &[&str]) -> (String, String) {
     let output = check(node, args);

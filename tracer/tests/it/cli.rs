@@ -28,7 +28,7 @@ fn wrong_usage_exits_with_2_and_a_hint() {
         (&["check", "cart"], "NAMESPACE/cart"),
         (&["check", "pod/shop/cart-1"], "is not a Service"),
         (&["check", "-n", "shop"], "needs a Service"),
-        (&["check", "--from", "dump", "--cluster-from", "dump"], "cannot be used with"),
+        (&["check", "--from", "dump", "--kubeconfig", "k"], "cannot be used with"),
         (&["capture"], "<DIR>"),
         (&["schema", "flow"], "verdict, check"),
         (&["tracr"], "trace"),

@@ -51,7 +51,7 @@ pub struct CheckArgs {
     save: Option<PathBuf>,
 
     /// Check this folder of a node's files (viptrace capture, a must-gather), not this node
-    #[arg(long, value_name = "DIR", help_heading = "Source", conflicts_with_all = ["kubeconfig", "context", "cluster_from"])]
+    #[arg(long, value_name = "DIR", help_heading = "Source", conflicts_with_all = ["kubeconfig", "context"])]
     from: Option<PathBuf>,
     #[command(flatten)]
     source: SourceArgs,

@@ -8,7 +8,11 @@ use std::{collections::BTreeSet, fs, mem::ManuallyDrop, path::Path, thread};
 use anyhow::Context as _;
 
 use crate::{
-    cli::{Outcome, ResultExt as _, args::CheckOptions, capture},
+    cli::{
+        Outcome, ResultExt as _,
+        args::{CheckOptions, ClusterSource},
+        capture,
+    },
     cluster::{Key, Kind},
     diagnosis::triage::{self, CheckReport, Facts, Reading, Saved, Scope, State},
     node::{
@@ -88,14 +92,15 @@ fn outcome(report: &CheckReport, facts: &Facts) -> anyhow::Result<Outcome> {
 
 fn read(options: &CheckOptions, printer: &mut Printer) -> anyhow::Result<Capture> {
     match &options.from {
-        Some(dir) => read_folder(dir, options.node.as_deref(), printer),
+        Some(dir) => read_folder(dir, &options.cluster, options.node.as_deref(), printer),
         None => capture::collect(&options.cluster, options.node.clone(), printer),
     }
 }
 
-/// A captured folder.
+/// A captured folder, with the lists of another one if `--cluster-from` names it.
 pub(in crate::cli) fn read_folder(
     dir: &Path,
+    cluster: &ClusterSource,
     node: Option<&str>,
     printer: &mut Printer,
 ) -> anyhow::Result<Capture> {
@@ -111,7 +116,11 @@ pub(in crate::cli) fn read_folder(
     for warning in &read.warnings {
         printer.warn(warning);
     }
-    Ok(read.capture)
+    let mut capture = read.capture;
+    if let ClusterSource::Folder(lists) = cluster {
+        capture::replace_lists(lists, &mut capture)?;
+    }
+    Ok(capture)
 }
 
 fn read_saved(path: &Path) -> anyhow::Result<Saved> {
