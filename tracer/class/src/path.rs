@@ -34,8 +34,8 @@ pub(super) const C29: Entry = Entry::fault("endpoint silent or unreachable", &[N
     .now(&[
         action::DESCRIBE_ENDPOINT_NODE,
         Action::reads(
-            "connect to the Pod directly from the same client: {ENDPOINT}; if that fails too, \
-             kube-proxy is exonerated",
+            "connect to the Pod directly from the same client: `{CONNECT=nc -zvw 3 ENDPOINT_IP PORT}`; if that fails too, look \
+             at the Pod and at the path to it, not at kube-proxy",
         ),
         Action::reads(
             "see which Pod it is: `kubectl get pods -A -o wide --field-selector status.podIP={ENDPOINT_IP}`",
@@ -64,7 +64,7 @@ pub(super) const C30: Entry = Entry::fault(
     action::READ_OTHER_FIREWALL,
 ])
 .later(&[Action::reads(
-    "escalate to the owner of the CNI or of the host's firewall; kube-proxy is exonerated",
+    "escalate to the owner of the CNI or of the host's firewall: the rule is not kube-proxy's",
 )])
 .lab(&["c30-dropped-by-firewall", "c30-datagrams-dropped"]);
 

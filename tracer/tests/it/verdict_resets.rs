@@ -224,7 +224,18 @@ fn an_icmp_error_from_another_host_explains_a_failed_connect() {
         |code| to_cart().confirm(10_000).icmp_error(10_010, "192.168.1.3:0", code).connect_failed(10_011);
     let verdict = World::new().verdict(script(1), 50_000);
     assert_eq!(verdict.class, Class::C29);
-    assert!(verdict.root_cause.contains("192.168.1.3 reported it by ICMP"), "{}", verdict.root_cause);
+    assert!(
+        verdict.root_cause.contains("node worker-2 (192.168.1.3) reported it by ICMP"),
+        "{}",
+        verdict.root_cause
+    );
+    // The command is one to type, in the client's Pod.
+    let connect = "kubectl -n shop exec client -- nc -zvw 3 10.244.1.7 8080";
+    assert!(verdict.mitigation.immediate.contains(connect), "{}", verdict.mitigation.immediate);
+    let datagram = to_cart().udp().confirm(10_000).icmp_error(10_010, "10.244.1.100:0", 1);
+    let verdict = World::new().verdict(datagram, 50_000);
+    assert!(verdict.root_cause.contains("Pod shop/client (10.244.1.100) reported"), "{}", verdict.root_cause);
+    assert!(verdict.mitigation.immediate.contains("nc -uvw 3 10.244.1.7 8080"), "{verdict:#?}");
     let verdict = World::new().verdict(script(13), 50_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C30, Domain::NetworkPolicy));
 }

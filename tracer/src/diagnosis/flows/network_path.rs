@@ -1,5 +1,7 @@
 //! C29: the endpoint is current and silent, or cannot be reached; and clients that fall silent.
 
+use std::net::{IpAddr, SocketAddr};
+
 use super::{
     Case, Finding,
     datagrams::unanswered_for,
@@ -9,7 +11,8 @@ use super::{
 };
 use crate::{
     class::{Class, Confidence, Severity, action},
-    flow::{IcmpError, IcmpMeaning, Outcome, SocketEnd},
+    flow::{IcmpError, IcmpMeaning, Outcome, SocketEnd, Stage},
+    net::Protocol,
     verdict::EvidenceType,
 };
 
@@ -48,7 +51,7 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
     let local = node.is_some_and(|node| Some(node) == case.ctx.node_name);
     let dropped = case
         .trouble()
-        .and_then(|trouble| trouble.drops.iter().find(|drop| drop.stage != crate::flow::Stage::Reply))
+        .and_then(|trouble| trouble.drops.iter().find(|drop| drop.stage != Stage::Reply))
         .and_then(|drop| drop.reason.clone());
     let reported =
         case.trouble().and_then(|trouble| trouble.icmp_errors.iter().find(|error| error.about_request));
@@ -57,7 +60,7 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
             case.said(format_args!("did not answer within {}", length(unanswered.unwrap_or_default())))
         }
         (Outcome::Unreachable, None) if reported.is_some() => {
-            let who = reported.and_then(|error| error.from).map_or("a host".to_owned(), |ip| ip.to_string());
+            let who = reported.and_then(|error| error.from).map_or("a host".to_owned(), |ip| host(case, ip));
             case.said(format_args!("cannot be reached: {who} reported it by ICMP"))
         }
         (Outcome::Unreachable, Some(reason)) => {
@@ -74,6 +77,9 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
         .confidence(if case.outcome == Outcome::Unreachable { Confidence::High } else { Confidence::Medium })
         .severity(if case.outcome == Outcome::Silent { Severity::Low } else { Severity::Medium })
         .api(None, format_args!("{endpoint} is an endpoint of {}", case.name()));
+    if finding.has_words() {
+        finding = finding.fill("CONNECT", connect_command(case, endpoint));
+    }
     if !is_shown {
         finding = finding.if_nothing_was_lost();
     }
@@ -202,6 +208,37 @@ fn client_name(case: &Case<'_>) -> String {
     pod.map_or_else(|| ip.to_string(), |pod| format!("{ip} (Pod {})", pod.key))
 }
 
+/// A host that reported an error, by the name that the cluster has for its address.
+fn host(case: &Case<'_>, ip: IpAddr) -> String {
+    let cluster = case.ctx.cluster;
+    if let Some(node) = cluster.node_by_ip(ip, case.decided) {
+        return format!("node {} ({ip})", node.key);
+    }
+    match cluster.pod_by_ip(ip, case.decided) {
+        Some(pod) => format!("Pod {} ({ip})", pod.key),
+        None if case.ctx.node.is_own_address(ip) == Some(true) => format!("this node ({ip})"),
+        None => ip.to_string(),
+    }
+}
+
+/// The command that connects to the endpoint without the Service, from the client's Pod if it has one.
+fn connect_command(case: &Case<'_>, endpoint: SocketAddr) -> String {
+    let (ip, port, flow) = (endpoint.ip(), endpoint.port(), case.flow);
+    let is_dns = flow.orig.dst.port() == 53;
+    let command = match flow.orig.protocol {
+        Protocol::UDP if is_dns => format!("nslookup -port={port} kubernetes.default.svc {ip}"),
+        Protocol::UDP => format!("nc -uvw 3 {ip} {port}"),
+        Protocol::SCTP => format!("ncat --sctp -vw 3 {ip} {port}"),
+        _ => format!("nc -zvw 3 {ip} {port}"),
+    };
+    match case.ctx.cluster.pod_by_ip(flow.orig.src.ip(), flow.first_seen) {
+        Some(pod) if !pod.host_network => {
+            format!("kubectl -n {} exec {} -- {command}", word(&pod.key.namespace), word(&pod.key.name))
+        }
+        _ => command,
+    }
+}
+
 /// Names the MTU as a candidate (C33), unless the size of what was lost excludes it.
 fn with_size(case: &Case<'_>, finding: Finding) -> Finding {
     let ends = [(true, &case.flow.client), (false, &case.flow.server)].into_iter();
@@ -251,7 +288,7 @@ fn only_its_close_failed(case: &Case<'_>) -> bool {
 /// would have named another cause.
 fn is_loss_shown(case: &Case<'_>) -> bool {
     case.trouble().is_some_and(|trouble| {
-        let dropped = trouble.drops.iter().any(|drop| drop.stage != crate::flow::Stage::Reply);
+        let dropped = trouble.drops.iter().any(|drop| drop.stage != Stage::Reply);
         dropped || trouble.icmp_errors.iter().any(|error| error.about_request)
     })
 }
@@ -265,9 +302,7 @@ pub(super) fn prohibited_there(case: &Case<'_>) -> Option<Finding> {
     // This node's IPVS answers from the VIP.
     let reported = refused_there(case).filter(|_| !case.is_refused_by_vip())?;
     let is_of_rule = reported.meaning == IcmpMeaning::Prohibited || case.flow.is_tcp();
-    let who = reported.from.map_or_else(|| "a host on the way".to_owned(), |ip| ip.to_string());
-    let node = reported.from.and_then(|ip| case.ctx.cluster.node_by_ip(ip, case.decided));
-    let who = node.map_or_else(|| who.clone(), |node| format!("node {} ({who})", node.key));
+    let who = reported.from.map_or_else(|| "a host on the way".to_owned(), |ip| host(case, ip));
     let to = match case.endpoint {
         Some(_) => format!("{} of {}", case.endpoint_name(), case.name()),
         None => case.name().to_string(),
