@@ -31,25 +31,25 @@ pub(super) fn itself(case: &Case<'_>, pod: IpAddr) -> Option<Finding> {
     let is_off = matches!(bridge, Bridge::WithoutHairpin { .. });
     let (lacks, look, unseen) = if masqueraded && is_off {
         (
-            "the source is masqueraded, so the bridge does not send them back: hairpin mode is off",
+            "hairpin mode is off at ports of the bridge in front of it, and those send no packet back",
             action::SHOW_HAIRPIN_MODE,
             "which of the bridge's ports is the Pod's",
         )
     } else if masqueraded {
         (
-            "the source is masqueraded, so that a bridge in front of the Pod does not send them back (hairpin mode)",
+            "a bridge in front of it sends a packet back only in hairpin mode",
             action::SHOW_HAIRPIN_MODE,
             "whether a bridge connects the Pod, and its port's hairpin mode",
         )
     } else if source_decided {
         (
-            "their source is not masqueraded, so the Pod drops them as its own",
+            "the source was not masqueraded, and a Pod drops packets that come from its own address",
             action::SHOW_MASQUERADE,
             "the rule that should mark it for masquerading",
         )
     } else {
         (
-            "they end before their source is decided, as on a bridge port without hairpin mode",
+            "the packet ended before its source was decided, as at a bridge port without hairpin mode",
             action::SHOW_HAIRPIN_MODE,
             "the bridge port's hairpin mode, and whether a rule would masquerade the source",
         )
@@ -58,7 +58,7 @@ pub(super) fn itself(case: &Case<'_>, pod: IpAddr) -> Option<Finding> {
         .finding(
             Class::C31,
             format_args!(
-                "{} connected to {} and NAT chose the client itself: its packets do not return; {lacks}",
+                "{} connected to {}, NAT chose that Pod itself, and no answer came: {lacks}",
                 case.endpoint_name(),
                 case.name()
             ),

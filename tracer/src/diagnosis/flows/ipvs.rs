@@ -508,8 +508,8 @@ pub(super) fn reply_elsewhere(case: &Case<'_>) -> Option<Finding> {
     }
     let (class, policy) = local_policy(case);
     let mut finding = case.finding(class, format_args!(
-            "{policy} is Local and {} has no endpoint on this node: IPVS sends to {} on node {node}, whose reply the \
-             client does not know",
+            "{policy} is Local and {} has no endpoint on this node: IPVS chose {} on node {node}, which answers the client \
+             from an address that it did not connect to",
             case.name(),
             case.endpoint_name()
         ),

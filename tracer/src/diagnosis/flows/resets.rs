@@ -93,8 +93,8 @@ pub(super) fn after_invalid(case: &Case<'_>) -> Option<Finding> {
         .finding(
             Class::C18,
             format_args!(
-                "an answer of {endpoint} was not translated back to {}, and the client's stack reset \
-             {endpoint}'s connection",
+                "an answer reached the client from {endpoint}, not from {}, and the client's host reset it: NAT did not \
+                 translate it back",
                 case.flow.orig.dst
             ),
         )
@@ -138,7 +138,7 @@ pub(super) fn answered_directly(case: &Case<'_>) -> Option<Finding> {
         case.finding(
             Class::C31,
             format_args!(
-                "{} answered the client directly, not through {}: the client's stack refused the answer {}",
+                "{} answered the client directly and not through {}, and the client's host refused the answer {}",
                 case.endpoint_name(),
                 case.flow.orig.dst,
                 times(refused.count)
@@ -146,6 +146,7 @@ pub(super) fn answered_directly(case: &Case<'_>) -> Option<Finding> {
         )
         .confidence(Confidence::High)
         .severity(Severity::High)
+        .unobserved("the way of the answer: it passed no NAT")
         .now(&[action::SHOW_BYPASS])
         // An invalid answer of an established connection looks the same without its events (C18).
         .if_nothing_was_lost(),
