@@ -133,6 +133,27 @@ fn c8_of_a_datagram_that_fails() {
     assert_eq!(last(&World::new(), dropped(one_way(), 60_000, "NEIGH_FAILED")).class, Class::C29);
 }
 
+/// IPVS sends on only to a real server that it has: the rules are stale, and waiting does not help.
+#[test]
+fn c6_of_datagrams_that_ipvs_still_sends() {
+    let mut world = replaced();
+    world.node.mode = Some(ProxyMode::Ipvs);
+    let failed = |script, ms| last(&world, by_ipvs(dropped(script, ms, "NEIGH_FAILED")));
+    let verdict = failed(one_way(), 60_000);
+    assert_eq!((verdict.class, verdict.confidence), (Class::C6, Confidence::Medium), "{verdict:#?}");
+    assert!(verdict.root_cause.contains("IPVS still sends to 10.244.1.7:8080"), "{}", verdict.root_cause);
+    assert!(verdict.mitigation.immediate.contains("ipvsadm -Ln"), "{}", verdict.mitigation.immediate);
+    assert_eq!(failed(one_way(), 27_000).class, Class::C5);
+}
+
+/// Chosen while kube-proxy was late, and kept for long after.
+#[test]
+fn an_entry_of_the_moment_of_the_removal_is_as_stale() {
+    let chosen = || to_cart().confirm(22_000).reread(27_100, 0).reread(30_100, 0);
+    let verdict = last(&replaced(), dropped(chosen(), 60_000, "NEIGH_FAILED"));
+    assert_eq!(verdict.class, Class::C8, "{verdict:#?}");
+}
+
 /// Without its beginning the entry may be younger than the removal.
 #[test]
 fn c8_of_a_datagram_that_fails_in_a_trace_that_began_later() {

@@ -36,6 +36,45 @@ const OLD_METADATA_SECS: f64 = 30.0;
 /// stale while no other is ready (N8), nor is one that answers within its Pod's termination grace; a flow older than the
 /// removal is a drain (N9, C7). An endpoint that another program's rule chose was never the Service's (N13).
 pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
+    kept_by_ipvs(case).or_else(|| chosen_stale(case))
+}
+
+/// C6 in ipvs mode, of datagrams by an old entry.
+/// Mechanism: IPVS sends on by an entry only while its real server is one of the virtual server's: without it, the datagram is
+/// dropped (`ip_vs_in_hook`, C13). kube-proxy removes a real server of UDP at once.
+/// For: a datagram that failed on its way to the endpoint, longer after the removal than the grace.
+fn kept_by_ipvs(case: &Case<'_>) -> Option<Finding> {
+    let endpoint = case.endpoint.filter(|_| case.is_ipvs())?;
+    let is_failed = matches!(case.outcome, Outcome::Refused | Outcome::Unreachable);
+    let seen = case.flow.datagram_failed(endpoint).filter(|_| is_failed)?;
+    let removed = case.ctx.cluster.membership(&case.vip, endpoint, seen).unusable_since()?;
+    let sent = seen.saturating_sub(NEIGHBOUR_WAIT);
+    let is_late = sent > removed.at_latest().saturating_add(case.ctx.grace);
+    // A choice after the removal and the grace is the rules' own.
+    let is_old = case.decided <= removed || case.within_grace(removed);
+    if removed == Timestamp::MIN || !is_late || !is_old {
+        return None;
+    }
+    let name = case.endpoint_name();
+    let finding = case
+        .finding(
+            Class::C6,
+            format_args!(
+                "IPVS still sends to {name}: a datagram failed there {} after the endpoint had left {}",
+                length(seen.since(removed)),
+                case.name()
+            ),
+        )
+        .confidence(Confidence::Medium)
+        .api(Some(removed), format_args!("{name} left the usable endpoints of {}", case.name()))
+        .fill_rules_of(endpoint, case.ctx.node.mode)
+        .unobserved(
+            "whether the virtual server still has it: IPVS sends on by an entry only to one that it has",
+        );
+    Some(with_cause(case, Some(removed), finding))
+}
+
+fn chosen_stale(case: &Case<'_>) -> Option<Finding> {
     let endpoint = case.endpoint?;
     if case.is_ready() {
         return None;
@@ -413,7 +452,8 @@ pub(super) fn stale_entry(case: &Case<'_>) -> Option<Finding> {
     if !certain && unlisted_but_not_stale(case).is_some() {
         return None;
     }
-    let older = case.flow.partial || case.decided <= removed;
+    // An entry of the grace after the removal is as old: kube-proxy should have deleted it with its next sync.
+    let older = case.flow.partial || case.decided <= removed || case.within_grace(removed);
     if removed == Timestamp::MIN || !older || sent <= removed.saturating_add(case.ctx.grace) {
         return None;
     }
