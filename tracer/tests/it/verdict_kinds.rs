@@ -96,6 +96,31 @@ fn a_local_policys_drop_names_its_chain() {
     }
 }
 
+/// kube-proxy sends the connections of the node and its Pods to any endpoint: a drop of theirs may be another rule's.
+#[test]
+fn a_client_that_an_external_policy_exempts() {
+    let verdict = |client: &str, rule| {
+        let mut world = reached_by(Via::NodePort, NODE_PORT);
+        world.shop.cart.external_traffic_policy = TrafficPolicy::Local;
+        world.shop.serves_elsewhere();
+        world.node.rules = Rules::Vip(rule);
+        let script = Script::new(client, NODE_PORT, None)
+            .drop_syn(60_000, "NETFILTER_DROP")
+            .drop_syn(61_000, "NETFILTER_DROP");
+        world.verdict(script, 70_000)
+    };
+    let of = |client: &str, rule| {
+        let verdict = verdict(client, rule);
+        (verdict.class, verdict.confidence)
+    };
+    let outside = "203.0.113.9:50000";
+    assert_eq!(of(outside, RuleEffect::Forwards), (Class::C21, Confidence::High));
+    assert_eq!(of(CLIENT, RuleEffect::Forwards), (Class::C21, Confidence::Medium));
+    assert!(verdict(CLIENT, RuleEffect::Forwards).against.iter().any(|it| it.content.contains("exempts")));
+    // The rules drop its connections all the same.
+    assert_eq!(of(CLIENT, RuleEffect::Drops), (Class::C21, Confidence::High));
+}
+
 #[test]
 fn a_refusal_names_the_chain_that_refuses() {
     let mut world = World::of(Shop::with_endpoints(&[]));

@@ -368,7 +368,27 @@ pub(super) fn no_local_endpoint(case: &Case<'_>) -> Option<Finding> {
     if local.is_none() {
         finding = finding.unobserved("the endpoints on this node: its name is unknown");
     }
+    if is_exempt(case) {
+        finding.at_most(Confidence::Medium);
+        finding = finding
+            .against(
+                EvidenceType::Api,
+                None,
+                "kube-proxy exempts this node and its Pods from externalTrafficPolicy: another rule may have dropped it",
+            )
+            .related(&[Class::C30]);
+    }
     Some(finding.with_late_loss(case).with_effect(case, RuleEffect::Drops))
+}
+
+/// Whether the external policy should not concern this client: it is this node or a Pod on it, and no rule that was read
+/// drops its connections. (Some releases in nftables mode drop the node's own.)
+fn is_exempt(case: &Case<'_>) -> bool {
+    let client = case.flow.orig.src.ip();
+    let effects = || case.ctx.node.effects(case.vip.addr, case.vip.port.protocol, client);
+    case.vip.via != Via::ClusterIp
+        && case.is_client_here() == Some(true)
+        && !effects().iter().any(|effect| effect.rule == RuleEffect::Drops)
 }
 
 /// For: kube-proxy's release refuses by design.
