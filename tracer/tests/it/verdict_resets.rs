@@ -240,6 +240,30 @@ fn an_icmp_error_from_another_host_explains_a_failed_connect() {
     assert_eq!((verdict.class, verdict.domain), (Class::C30, Domain::NetworkPolicy));
 }
 
+/// `traceroute -U -p PORT`, or a routing loop: the sender's TTL is not known.
+#[test]
+fn a_datagram_whose_ttl_ran_out_is_no_certain_fault() {
+    let expired = |script: Script| {
+        let mut script = script.icmp_error(10_010, "192.168.1.3:0", 0);
+        if let Some(Fact::Packet(packet)) = script.out.last_mut().map(|sighting| &mut sighting.fact) {
+            packet.reason = Some("TIME_EXCEEDED".into());
+        }
+        script
+    };
+    let verdict = World::new().verdict(expired(to_cart().udp().confirm(10_000)), 50_000);
+    assert_eq!((verdict.class, verdict.confidence), (Class::C29, Confidence::Low), "{verdict:#?}");
+    assert_eq!(verdict.severity, Severity::Low);
+    assert!(verdict.root_cause.contains("TTL ran out at node worker-2"), "{}", verdict.root_cause);
+    assert!(verdict.unseen.iter().any(|it| it.starts_with("the TTL that the client set")), "{verdict:#?}");
+    // This node is the first hop. Kernels before 6.1 give no reason.
+    for reason in ["IP_INHDR", ""] {
+        let first = World::new().verdict(expired(to_cart().udp().drop_syn(10_000, reason)), 50_000);
+        assert_eq!((first.class, first.confidence), (Class::C29, Confidence::Low), "{first:#?}");
+    }
+    let syn = World::new().verdict(expired(to_cart().confirm(10_000)).connect_failed(10_011), 50_000);
+    assert_eq!((syn.class, syn.confidence), (Class::C29, Confidence::Medium), "{syn:#?}");
+}
+
 /// `-j REJECT` answers with port unreachable by default: kube-router's policies (k3s, k0s) on the endpoint's node.
 #[test]
 fn port_unreachable_from_another_host_is_a_rules_refusal() {

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     class::{Class, Confidence, Severity, action},
-    flow::{IcmpError, IcmpMeaning, Outcome, SocketEnd, Stage},
+    flow::{Dropped, IcmpError, IcmpMeaning, Outcome, SocketEnd, Stage},
     net::Protocol,
     verdict::EvidenceType,
 };
@@ -55,9 +55,16 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
         .and_then(|drop| drop.reason.clone());
     let reported =
         case.trouble().and_then(|trouble| trouble.icmp_errors.iter().find(|error| error.about_request));
+    let is_expired = is_expired(case);
     let what = match (case.outcome, dropped.as_deref()) {
         (Outcome::Pending, _) => {
             case.said(format_args!("did not answer within {}", length(unanswered.unwrap_or_default())))
+        }
+        (Outcome::Unreachable | Outcome::Dropped, _) if is_expired => {
+            let who = reported.and_then(|error| error.from).map_or("a host".to_owned(), |ip| host(case, ip));
+            case.said(format_args!(
+                "was not reached: the packet's TTL ran out at {who}, as traceroute intends and as a routing loop causes"
+            ))
         }
         (Outcome::Unreachable, None) if reported.is_some() => {
             let who = reported.and_then(|error| error.from).map_or("a host".to_owned(), |ip| host(case, ip));
@@ -74,11 +81,25 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
     };
     let mut finding = case
         .finding(Class::C29, format_args!("{} of {} {what}", case.endpoint_name(), case.name()))
-        .confidence(if case.outcome == Outcome::Unreachable { Confidence::High } else { Confidence::Medium })
-        .severity(if case.outcome == Outcome::Silent { Severity::Low } else { Severity::Medium })
+        .confidence(match case.outcome {
+            // A program chooses the TTL of its datagrams.
+            _ if is_expired && !case.flow.is_tcp() => Confidence::Low,
+            Outcome::Unreachable if !is_expired => Confidence::High,
+            _ => Confidence::Medium,
+        })
+        .severity(if case.outcome == Outcome::Silent || is_expired && !case.flow.is_tcp() {
+            Severity::Low
+        } else {
+            Severity::Medium
+        })
         .api(None, format_args!("{endpoint} is an endpoint of {}", case.name()));
     if finding.has_words() {
         finding = finding.fill("CONNECT", connect_command(case, endpoint));
+    }
+    if is_expired {
+        finding = finding.unobserved(
+            "the TTL that the client set: `traceroute` and `mtr` set a low one; `ip route get` on each node shows a loop",
+        );
     }
     if !is_shown {
         finding = finding.if_nothing_was_lost();
@@ -237,6 +258,19 @@ fn connect_command(case: &Case<'_>, endpoint: SocketAddr) -> String {
         }
         _ => command,
     }
+}
+
+/// Whether all that is known is that the packet's TTL ran out, here or on the way.
+fn is_expired(case: &Case<'_>) -> bool {
+    case.trouble().is_some_and(|trouble| {
+        let mut errors = trouble.icmp_errors.iter().filter(|error| error.about_request).peekable();
+        let mut drops = trouble.drops.iter().filter(|drop| drop.stage != Stage::Reply);
+        // The reason of `ip_forward` and `ip6_forward`, where the kernel gives one.
+        let is_of_forwarding = |drop: &Dropped| drop.reason.is_none() || drop.is("IP_INHDR");
+        errors.peek().is_some()
+            && errors.all(|error| &*error.kind == "TIME_EXCEEDED")
+            && drops.all(is_of_forwarding)
+    })
 }
 
 /// Names the MTU as a candidate (C33), unless the size of what was lost excludes it.
