@@ -2,7 +2,7 @@
 //! the faults that look like them are found.
 use serde_json::{Value, json};
 use viptrace::{
-    class::{Class, Confidence},
+    class::{Class, Confidence, Severity},
     diagnosis::triage::{FindingRecord, Level},
 };
 
@@ -170,6 +170,24 @@ fn a_service_without_endpoints_that_is_not_switched_off_is_a_fault() {
         }
     });
     is_fault(&unready, "shop/cart-1 (not ready)");
+}
+
+/// Another proxy than those that viptrace knows: its cluster has no kube-proxy at all.
+#[test]
+fn without_any_kube_proxy_in_the_cluster_its_absence_is_less_certain() {
+    let node = without_process("{\"complete\": true}");
+    node.write("node/iptables-save.txt", NO_RULES);
+    node.write("node/ip6tables-save.txt", NO_RULES);
+    node.remove("node/nft-ruleset.json");
+    node.remove("node/nft-ruleset.txt");
+    let absent = |node: &Gathered| {
+        let report = node.check();
+        let found = only(&report, Class::C1);
+        (found.level, found.severity, found.confidence)
+    };
+    assert_eq!(absent(&node), (Level::Fault, Severity::Critical, Confidence::High));
+    without_kube_proxy(&node);
+    assert_eq!(absent(&node), (Level::Fault, Severity::High, Confidence::Medium));
 }
 
 /// A cluster that runs no kube-proxy: no `DaemonSet` that wants one, and no Pod.

@@ -593,6 +593,10 @@ fn another_dataplane_makes_a_missing_translation_doubtful() {
     let verdict = world.verdict(Script::new(CLIENT, VIP, None).silent(60_000), 70_000);
     assert_eq!(verdict.confidence, Confidence::Low);
     assert!(contradicts(&verdict, "a program that netfilter does not see"), "{verdict:#?}");
+    // It is as little a crash of kube-proxy.
+    world.node.running = Some(false);
+    let verdict = world.verdict(Script::new(CLIENT, VIP, None).silent(60_000), 70_000);
+    assert_eq!((verdict.class, verdict.severity), (Class::C1, Severity::Medium), "{verdict:#?}");
 }
 
 /// A trace of failures has no hook at the handshake: the socket's later acts show that it was connected.

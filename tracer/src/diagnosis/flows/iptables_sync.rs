@@ -168,6 +168,7 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
 fn lowered(case: &Case<'_>, mut finding: Finding) -> Finding {
     if case.ctx.translations.served_elsewhere(case.decided) {
         finding.confidence = Confidence::Low;
+        finding.severity = finding.severity.min(Severity::Medium);
         finding = finding.against(
             EvidenceType::Kernel,
             Some(case.decided),

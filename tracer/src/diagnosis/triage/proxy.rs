@@ -51,6 +51,17 @@ fn absent(facts: &Facts, explained: bool, findings: &mut Vec<Finding>) {
             None,
             format!("kube-proxy's own servers do not answer: {metrics} (metrics), {health} (health)"),
         );
+    if standing == Presence::Absent && facts.wants_proxy_pods() == Some(false) {
+        finding = finding
+            .severity(Severity::High)
+            .confidence(Confidence::Medium)
+            .against(
+                EvidenceType::Api,
+                None,
+                "the cluster has no Pod of kube-proxy, and no DaemonSet that wants one",
+            )
+            .unobserved("whether another program serves Services here, which viptrace does not know");
+    }
     if standing == Presence::Present {
         finding = finding.against(
             EvidenceType::Node,
