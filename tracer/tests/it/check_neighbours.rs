@@ -145,11 +145,6 @@ fn a_service_without_endpoints_that_is_not_switched_off_is_a_fault() {
         assert_eq!((broken.class, broken.level), (Class::C20, Level::Fault), "{broken:#?}");
         assert!(format!("{broken:?}").contains(text), "{broken:#?}");
     };
-    // It never had an endpoint.
-    let never = node();
-    without_endpoints(&never, &Value::from(1));
-    without_pods(&never);
-    is_fault(&never, "its selector app=cart matches no Pod");
     // Its Pods exist, and the selector misses them by a letter.
     let slip = node();
     without_endpoints(&slip, &Value::from(4));
@@ -170,6 +165,39 @@ fn a_service_without_endpoints_that_is_not_switched_off_is_a_fault() {
         }
     });
     is_fault(&unready, "shop/cart-1 (not ready)");
+}
+
+/// A placeholder, or a workload that starts at zero replicas: nothing shows that a client uses it.
+#[test]
+fn a_service_that_never_had_an_endpoint_is_a_warning_until_somebody_asks_about_it() {
+    let never = |generation: u64| {
+        let node = node();
+        without_endpoints(&node, &Value::from(generation));
+        without_pods(&node);
+        node
+    };
+    let found = of_cart(&never(1));
+    let [warning] = found.as_slice() else { panic!("{found:#?}") };
+    assert_eq!((warning.class, warning.level), (Class::C20, Level::Warning), "{warning:#?}");
+    assert_eq!(warning.confidence, Confidence::Medium);
+    assert!(warning.root_cause.contains("its selector app=cart matches no Pod"), "{warning:#?}");
+    assert!(warning.unseen.iter().any(|fact| fact.starts_with("whether any client")), "{warning:#?}");
+    let asked = never(1).check_service("shop", "cart");
+    assert_eq!(only(&asked, Class::C20).level, Level::Fault, "{:#?}", asked.findings);
+    // The same of a Service without a selector. That of the API server is no placeholder.
+    let manual = |service: &str| {
+        let node = never(1);
+        edit_items(&node, "services", |object| {
+            if object["metadata"]["name"] == "cart" {
+                object["spec"]["selector"] = Value::Null;
+            }
+        });
+        let found = node.check().findings.into_iter();
+        let mut found = found.filter(|it| it.class == Class::C20 && name(it).ends_with(service));
+        found.next().map(|finding| finding.level)
+    };
+    assert_eq!(manual("shop/cart"), Some(Level::Warning));
+    assert_eq!(manual("default/kubernetes"), Some(Level::Fault));
 }
 
 /// Another proxy than those that viptrace knows: its cluster has no kube-proxy at all.

@@ -10,7 +10,7 @@ use super::{Facts, Finding, Level, Scope};
 use crate::{
     class::{Action, Class, Confidence, Severity, action},
     cluster::{
-        History, NoEndpointsReason, Vip,
+        History, Key, NoEndpointsReason, Vip,
         model::{AddressType, Service, ServicePort, ServiceType, TrafficPolicy, Via},
     },
     diagnosis::{audit, left_out::LeftOut},
@@ -39,7 +39,7 @@ pub(super) fn judge(facts: &Facts, scope: &Scope, findings: &mut Vec<Finding>) {
             (Some(label @ LeftOut::ToProxy(_)), _) if asked => findings.push(ignored(service, label)),
             (None, Some(why)) if asked => findings.push(not_proxied(service, Class::C27, why)),
             (None, None) => {
-                no_endpoints(history, service, uses_terminating, findings);
+                no_endpoints(history, service, uses_terminating, asked, findings);
                 if let Some(node) = facts.known_node() {
                     local_policies(history, service, node, &facts.node, findings);
                     if asked {
@@ -106,8 +106,15 @@ impl AddressFamily {
     }
 }
 
-/// `uses_terminating`: whether kube-proxy sends to terminating endpoints if no other is ready.
-fn no_endpoints(history: &History, service: &Service, uses_terminating: bool, findings: &mut Vec<Finding>) {
+/// `uses_terminating`: whether kube-proxy sends to terminating endpoints if no other is ready. `asked`: a person asks about this
+/// Service alone.
+fn no_endpoints(
+    history: &History,
+    service: &Service,
+    uses_terminating: bool,
+    asked: bool,
+    findings: &mut Vec<Finding>,
+) {
     let key = &service.key;
     // Ports that fail for the same reason in the same family share one finding.
     let mut found: Vec<(AddressType, NoEndpointsReason, Vec<&ServicePort>)> = Vec::new();
@@ -163,6 +170,21 @@ fn no_endpoints(history: &History, service: &Service, uses_terminating: bool, fi
                 .confidence(Confidence::Medium)
                 .unobserved("the Pods, which would show whether the Service was switched off (N19)");
         }
+        if !asked && near.is_none() && is_placeholder(history, key, &reason) {
+            // A warning: a selector that has never matched may have a slip of the pen.
+            let slices = match history.has_had_endpoints(key, AT) {
+                Some(_) => "its EndpointSlices have never had an endpoint",
+                None => "no EndpointSlice of it is known to have had an endpoint",
+            };
+            finding = finding
+                .level(Level::Warning)
+                .severity(Severity::Medium)
+                .confidence(Confidence::Medium)
+                .api(None, slices)
+                .unobserved(
+                    "whether any client uses it: its connections are refused, and a trace shows them",
+                );
+        }
         if let NoEndpointsReason::PodsNotReady { pods, .. } = &reason
             && let Some(pod) = pods.first()
         {
@@ -208,6 +230,15 @@ fn switched_off(
             .related(&[Class::C20])
             .now(&[action::FIND_SCALER]),
     )
+}
+
+/// Whether nothing shows that the Service is in use: it has no Pod and never had an endpoint, as a workload that starts at zero
+/// replicas, or a Service that is made before its Pods. The API servers write the endpoints of default/kubernetes themselves.
+fn is_placeholder(history: &History, key: &Key, reason: &NoEndpointsReason) -> bool {
+    let is_empty =
+        matches!(reason, NoEndpointsReason::SelectorMatchesNothing { .. } | NoEndpointsReason::NoSelector);
+    let is_api = (&*key.namespace, &*key.name) == ("default", "kubernetes");
+    is_empty && !is_api && history.has_had_endpoints(key, AT) != Some(true)
 }
 
 /// The actions for the reason: what shows it, and what repairs it.
