@@ -4,6 +4,7 @@
 //! and probes for features that every kernel with ring buffers has. The maps are aya's, and so are the parser and the linker
 //! (aya-obj).
 
+mod fold;
 mod stubs;
 
 use std::{
@@ -23,8 +24,13 @@ use aya_obj::{
 use tracer_ebpf::map;
 use tracing::debug;
 
+use fold::Numbers;
+
 use super::bpf;
 use crate::error::sentence;
+
+/// The map of the kernel half's numbers.
+const NUMBERS: &str = ".rodata";
 
 /// What a trace sets in the object before it is loaded.
 #[derive(Debug)]
@@ -67,14 +73,15 @@ pub(super) struct Programs {
     by_name: HashMap<String, Program>,
     sections: HashSet<usize>,
     linked: HashSet<String>,
+    numbers: Option<Numbers>,
 }
 
 impl Programs {
-    /// Takes the object, whose functions have their maps.
-    fn new(mut object: Object) -> Self {
+    /// Takes the object, whose functions have their maps. Branches on the numbers are decided before the kernel sees them.
+    fn new(mut object: Object, numbers: Option<Numbers>) -> Self {
         let sections = sections(&object);
         let by_name = std::mem::take(&mut object.programs);
-        Self { object, by_name, sections, linked: HashSet::new() }
+        Self { object, by_name, sections, linked: HashSet::new(), numbers }
     }
 
     /// The program of this name, and its instructions with those of the functions that it calls. `None` if there is none.
@@ -93,6 +100,9 @@ impl Programs {
             self.object.relocate_calls(&self.sections)?;
             if let Some(function) = self.object.functions.get_mut(&key) {
                 stubs::remove(function);
+                if let Some(numbers) = &self.numbers {
+                    fold::fold(function, numbers);
+                }
             }
             self.linked.insert(name.to_owned());
         }
@@ -193,7 +203,9 @@ pub(super) fn prepare(bytes: &[u8], settings: &Settings) -> Result<Prepared, Obj
         linked.push((name, fd, map));
     }
     put_maps(&mut object, &linked, &settings.uncalled).map_err(|error| unusable(&error))?;
-    Ok(Prepared { programs: Programs::new(object), btf, maps, messages })
+    let numbers = linked.iter().find(|(name, ..)| name == NUMBERS);
+    let numbers = numbers.map(|(_, fd, map)| Numbers { map: *fd, bytes: map.data().to_vec() });
+    Ok(Prepared { programs: Programs::new(object, numbers), btf, maps, messages })
 }
 
 /// Puts the maps, each with its descriptor, into the functions, and leaves nothing of the uncalled ones.
@@ -273,10 +285,19 @@ mod tests {
 
         /// The programs by name, linked without these functions.
         fn linked(uncalled: &[&str]) -> BTreeMap<String, Function> {
+            linked_for(uncalled, |_| None)
+        }
+
+        /// The same for these numbers, of the object's own.
+        fn linked_for(
+            uncalled: &[&str],
+            numbers: impl Fn(&Object) -> Option<Numbers>,
+        ) -> BTreeMap<String, Function> {
             let mut object = Object::parse(OBJECT).unwrap();
+            let numbers = numbers(&object);
             let maps: Vec<_> = object.maps.drain().map(|(name, map)| (name, 7, map)).collect();
             put_maps(&mut object, &maps, uncalled).unwrap();
-            let mut programs = Programs::new(object);
+            let mut programs = Programs::new(object, numbers);
             let names: Vec<String> = programs.by_name.keys().cloned().collect();
             let of = |name: String| {
                 let function = programs.linked(&name).unwrap().unwrap().1.clone();
@@ -425,6 +446,30 @@ mod tests {
                     assert!(copy.instructions.len() * 10 < whole, "{name}: {}", copy.instructions.len());
                 }
             }
+        }
+
+        #[test]
+        fn branches_on_numbers_are_gone_with_what_they_hid() {
+            let own = |object: &Object| Some(Numbers { map: 7, bytes: object.maps[NUMBERS].data().to_vec() });
+            let of_agent = [&function::MESSAGES[..], &function::OF_FILTER].concat();
+            let (whole, folded) = (linked(&of_agent), linked_for(&of_agent, own));
+            for (name, own) in &folded {
+                let functions = Functions::of(own);
+                assert_eq!(functions.begins.len(), own.func_info.num_info as usize, "{name}");
+                assert!(own.instructions.len() <= whole[name].instructions.len(), "{name}");
+                // A second time, nothing more goes.
+                let mut again = own.clone();
+                fold::fold(
+                    &mut again,
+                    &Numbers { map: 7, bytes: Object::parse(OBJECT).unwrap().maps[NUMBERS].data().to_vec() },
+                );
+                assert_eq!(again.instructions.len(), own.instructions.len(), "{name}");
+            }
+            // Without numbers, no field is there and nothing is recorded.
+            let sizes = |linked: &BTreeMap<String, Function>| {
+                linked.values().map(|function| function.instructions.len()).sum::<usize>()
+            };
+            assert!(sizes(&folded) * 2 < sizes(&whole), "{} of {}", sizes(&folded), sizes(&whole));
         }
 
         // The verifier writes code in the place of each, and copies what it knows of the program each time.

@@ -11,8 +11,8 @@ use aya_obj::{
 
 /// `BPF_ALU64 | BPF_MOV | BPF_K`, `BPF_JMP | BPF_EXIT` and `BPF_JMP | BPF_CALL`.
 const MOVE: u8 = 0xb7;
-const EXIT: u8 = 0x95;
-const CALL: u8 = 0x85;
+pub(super) const EXIT: u8 = 0x95;
+pub(super) const CALL: u8 = 0x85;
 /// `BPF_PSEUDO_CALL`: the call of a function of the same program, by its distance from the next instruction.
 const PSEUDO_CALL: u8 = 1;
 /// The instructions of a stub: `return 0`.
@@ -67,7 +67,7 @@ fn remove_from(instructions: &mut Vec<bpf_insn>, functions: &mut Vec<bpf_func_in
 }
 
 /// The function that an instruction calls, by the place of its first instruction.
-fn target(at: usize, call: bpf_insn) -> Option<usize> {
+pub(super) fn target(at: usize, call: bpf_insn) -> Option<usize> {
     let is_call = call.code == CALL && call.src_reg() == PSEUDO_CALL;
     is_call.then(|| at.checked_add(1)?.checked_add_signed(call.imm as isize)).flatten()
 }
@@ -78,7 +78,7 @@ fn is_plain(own: bpf_insn, code: u8) -> bool {
 }
 
 /// An instruction whose registers, offset and number are 0.
-fn instruction(code: u8) -> bpf_insn {
+pub(super) fn instruction(code: u8) -> bpf_insn {
     bpf_insn { code, _bitfield_align_1: [], _bitfield_1: bpf_insn::new_bitfield_1(0, 0), off: 0, imm: 0 }
 }
 
