@@ -92,5 +92,7 @@ fn errors_and_hints_name_only_what_the_plugin_has() {
     let since = said(&["collect", "folder", "--since", "yesterday"]);
     assert!(since.contains("or 15m for so long ago") && !since.contains("recording"), "{since}");
     assert!(said(&["cleanup"]).contains("hint: give --kubeconfig FILE\n"));
-    assert!(said(&["replay", "nowhere"]).contains("hint: check the path; `kubectl viptrace collect DIR` fetches"));
+    assert!(
+        said(&["replay", "nowhere"]).contains("hint: check the path; `kubectl viptrace collect DIR` fetches")
+    );
 }

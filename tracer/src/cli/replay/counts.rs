@@ -45,8 +45,8 @@ pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Resu
     let mut is_whole = true;
     let mut unknown_port = None;
     for tape in &tapes {
-        unknown_port = count_tape(tape, span, &mut selection, &mut counts, &mut lacks, &mut is_whole)
-            .or(unknown_port);
+        unknown_port =
+            count_tape(tape, span, &mut selection, &mut counts, &mut lacks, &mut is_whole).or(unknown_port);
     }
     lacks.extend(missing(&counts));
     if let Some((namespace, name)) = service {
