@@ -332,7 +332,10 @@ fn counts_of_a_damaged_recording_name_the_damage() {
 fn counts_of_a_recording_without_its_end_say_when_it_was_cut_off() {
     let node = tests_folder().join("fixtures/two-nodes/node1.viptrace");
     let (status, _, stderr) = replay(&node, &["-o", "counts"]);
-    assert!(status == Some(4) && stderr.contains("node1: it was cut off at 2026-11-23T21:20:"), "{stderr}");
+    assert!(
+        status == Some(4) && stderr.contains("node1.viptrace: it was cut off at 2026-11-23T21:20:"),
+        "{stderr}"
+    );
     // The wanted time is in the recording.
     let (status, _, stderr) = replay(&node, &["-o", "counts", "--until", "21:18"]);
     assert!(status == Some(0) && !stderr.contains("cut off"), "{stderr}");

@@ -183,8 +183,8 @@ fn chosen_stale(case: &Case<'_>) -> Option<Finding> {
         finding = finding.api(
             Some(since),
             format_args!(
-                "kube-proxy had no right to choose {endpoint} {}: before that, it was not ready, or terminated while others \
-                 were ready",
+                "kube-proxy's rules should not have chosen {endpoint} {}: first it was not ready, or was terminating while \
+                 others were ready",
                 how_long(case, since)
             ),
         );
