@@ -4,8 +4,6 @@
 //! which on 7.2 took a tenth of the time to attach. Works on instructions as `Documentation/bpf/standardization` defines them,
 //! before the kernel receives them.
 
-use std::collections::BTreeSet;
-
 use aya_obj::{
     Function,
     generated::{bpf_func_info, bpf_insn},
@@ -50,52 +48,48 @@ pub(super) fn fold(program: &mut Function, numbers: &Numbers) {
 fn fold_in(instructions: &mut Vec<bpf_insn>, functions: &mut Vec<bpf_func_info>, numbers: &Numbers) {
     let Some(flow) = Flow::of(instructions) else { return };
     let decided = flow.decided(instructions, numbers);
-    let reached = flow.reached(instructions, &decided);
-    let mut kept = reached.clone();
-    for (at, own) in decided.iter().enumerate() {
-        if *own == Some(false)
-            && let Some(kept) = kept.get_mut(at)
-        {
-            *kept = false;
-        }
-    }
+    let reached = flow.reached(&decided);
+    let mut kept: Vec<bool> =
+        reached.iter().zip(&decided).map(|(reached, decided)| *reached && *decided != Some(false)).collect();
     // Jumps to what follows them, which others that go may leave behind.
     loop {
-        let next = |from: usize| kept.iter().skip(from).position(|is_kept| *is_kept).map(|more| from + more);
         let is_idle = |at: &usize| {
-            let goes = instructions.get(*at).is_some_and(|own| own.code == GO)
-                || decided.get(*at) == Some(&Some(true));
-            goes && flow.target(*at).is_some_and(|target| target > *at && next(target) == next(at + 1))
+            let target = match (flow.0.get(*at), decided.get(*at)) {
+                (Some(Way::Go(target)), _) | (Some(Way::Jump(target)), Some(Some(true))) => *target as usize,
+                _ => return false,
+            };
+            kept.get(*at) == Some(&true)
+                && kept.get(at + 1..target).is_some_and(|between| !between.contains(&true))
         };
-        let idle: Vec<usize> =
-            (0..kept.len()).filter(|at| kept.get(*at) == Some(&true)).filter(is_idle).collect();
-        if idle.is_empty() {
-            break;
-        }
-        for at in idle {
-            if let Some(kept) = kept.get_mut(at) {
+        let idle: Vec<usize> = (0..kept.len()).filter(is_idle).collect();
+        for at in &idle {
+            if let Some(kept) = kept.get_mut(*at) {
                 *kept = false;
             }
         }
+        if idle.is_empty() {
+            break;
+        }
     }
     // Where each instruction lies afterwards, or the next that remains.
-    let mut moved = Vec::with_capacity(kept.len());
     let mut count = 0_usize;
+    let mut moved = Vec::with_capacity(kept.len());
     for is_kept in &kept {
         moved.push(count);
         count += usize::from(*is_kept);
     }
     let place = |at: usize| moved.get(at).copied().unwrap_or(count);
-    let distance = |at: usize, target: usize| place(target).wrapping_sub(place(at) + 1).cast_signed();
-    let left = instructions.iter().enumerate().filter(|(at, _)| kept.get(*at) == Some(&true));
-    let left = left.map(|(at, own)| match (flow.target(at), called(at, *own)) {
-        // Shorter than before, in the same direction.
-        (Some(target), _) if decided.get(at) == Some(&Some(true)) => {
+    // Shorter than before, in the same direction.
+    let distance = |at: usize, target: u32| place(target as usize).wrapping_sub(place(at) + 1).cast_signed();
+    let left =
+        instructions.iter().enumerate().zip(&flow.0).filter(|((at, _), _)| kept.get(*at) == Some(&true));
+    let left = left.map(|((at, own), way)| match *way {
+        Way::Jump(target) if decided.get(at) == Some(&Some(true)) => {
             bpf_insn { off: distance(at, target) as i16, ..instruction(GO) }
         }
-        (Some(target), _) => bpf_insn { off: distance(at, target) as i16, ..*own },
-        (None, Some(function)) => bpf_insn { imm: distance(at, function) as i32, ..*own },
-        (None, None) => *own,
+        Way::Jump(target) | Way::Go(target) => bpf_insn { off: distance(at, target) as i16, ..*own },
+        Way::Call(function) => bpf_insn { imm: distance(at, function) as i32, ..*own },
+        Way::Next | Way::Half | Way::End => *own,
     });
     let left = left.collect();
     functions.retain(|function| reached.get(function.insn_off as usize) == Some(&true));
@@ -105,13 +99,22 @@ fn fold_in(instructions: &mut Vec<bpf_insn>, functions: &mut Vec<bpf_func_info>,
     *instructions = left;
 }
 
-/// The ways through a program.
-struct Flow {
-    /// Of each jump within a function.
-    targets: Vec<Option<usize>>,
-    /// The second halves of wide loads, which are no instructions.
-    halves: Vec<bool>,
+/// Where an instruction leads, by the places of others.
+#[derive(Clone, Copy)]
+enum Way {
+    Next,
+    /// The second half of a wide load, which is no instruction.
+    Half,
+    /// On one condition.
+    Jump(u32),
+    Go(u32),
+    /// To a function of the program, and then on.
+    Call(u32),
+    End,
 }
+
+/// The ways through a program.
+struct Flow(Vec<Way>);
 
 /// What is known of a register.
 #[derive(Clone, Copy, PartialEq)]
@@ -122,70 +125,84 @@ enum Known {
     Number(u64),
 }
 
+/// The registers, of which an instruction has room for 16.
+type Registers = [Known; 16];
+
 impl Flow {
     /// `None` for a program with instructions whose way is not followed here.
     fn of(instructions: &[bpf_insn]) -> Option<Self> {
-        let mut flow = Self { targets: Vec::new(), halves: Vec::new() };
+        let mut ways = Vec::with_capacity(instructions.len());
         for (at, own) in instructions.iter().enumerate() {
-            let is_half = instructions.get(at.wrapping_sub(1)).is_some_and(|before| before.code == LOAD_WIDE)
-                && flow.halves.last() == Some(&false);
-            let is_jump = !is_half && matches!(own.code & 7, 5 | 6) && !matches!(own.code, CALL | EXIT);
             if own.code == GO_FAR || (own.code == LOAD_WIDE && own.src_reg() == FUNCTION) {
                 return None;
             }
-            let target = || at.checked_add(1)?.checked_add_signed(own.off.into());
-            let target =
-                if is_jump { Some(target().filter(|target| *target < instructions.len())?) } else { None };
-            flow.targets.push(target);
-            flow.halves.push(is_half);
+            let target = || {
+                let target = at.checked_add(1)?.checked_add_signed(own.off.into())?;
+                u32::try_from(target).ok().filter(|_| target < instructions.len())
+            };
+            let way = match own.code {
+                // The code of the second half.
+                0 => Way::Half,
+                CALL => called(at, *own).map_or(Way::Next, |function| Way::Call(function as u32)),
+                EXIT => Way::End,
+                GO => Way::Go(target()?),
+                code if matches!(code & 7, 5 | 6) => Way::Jump(target()?),
+                _ => Way::Next,
+            };
+            ways.push(way);
         }
-        Some(flow)
-    }
-
-    fn target(&self, at: usize) -> Option<usize> {
-        self.targets.get(at).copied().flatten()
+        Some(Self(ways))
     }
 
     /// The conditional jumps that the numbers decide: whether they are taken.
     fn decided(&self, instructions: &[bpf_insn], numbers: &Numbers) -> Vec<Option<bool>> {
-        let called = instructions.iter().enumerate().filter_map(|(at, own)| called(at, *own));
-        let begins: BTreeSet<usize> = self.targets.iter().flatten().copied().chain(called).collect();
+        // Where other paths than from the instruction before may lead.
+        let mut begins = vec![false; instructions.len()];
+        for way in &self.0 {
+            if let Way::Jump(to) | Way::Go(to) | Way::Call(to) = way
+                && let Some(begins) = begins.get_mut(*to as usize)
+            {
+                *begins = true;
+            }
+        }
         let mut registers = [Known::Nothing; 16];
         let mut decided = Vec::with_capacity(instructions.len());
-        for (at, own) in instructions.iter().enumerate() {
-            // Other paths may lead here.
-            if begins.contains(&at) {
+        let second = instructions.iter().skip(1).map(|own| own.imm).chain([0]);
+        for (((own, second), way), begins) in instructions.iter().zip(second).zip(&self.0).zip(&begins) {
+            if *begins {
                 registers = [Known::Nothing; 16];
             }
-            let mut is_taken = None;
-            if self.halves.get(at) == Some(&false) {
-                let second = instructions.get(at + 1).map_or(0, |second| second.imm);
-                is_taken = step(&mut registers, *own, second, numbers);
-            }
-            decided.push(is_taken);
-            if matches!(own.code, GO | EXIT) {
-                registers = [Known::Nothing; 16];
-            }
+            decided.push(match way {
+                Way::Half => None,
+                Way::Go(_) | Way::End => {
+                    registers = [Known::Nothing; 16];
+                    None
+                }
+                Way::Next | Way::Jump(_) | Way::Call(_) => step(&mut registers, *own, second, numbers),
+            });
         }
         decided
     }
 
     /// The instructions that a path leads to.
-    fn reached(&self, instructions: &[bpf_insn], decided: &[Option<bool>]) -> Vec<bool> {
-        let mut reached = vec![false; instructions.len()];
+    fn reached(&self, decided: &[Option<bool>]) -> Vec<bool> {
+        let mut reached = vec![false; self.0.len()];
         let mut open = vec![0];
-        while let Some(at) = open.pop() {
-            let (Some(reached), Some(own)) = (reached.get_mut(at), instructions.get(at)) else { continue };
-            if std::mem::replace(reached, true) {
-                continue;
-            }
-            let decided = decided.get(at).copied().flatten();
-            if own.code != EXIT && own.code != GO && decided != Some(true) {
-                open.push(at + 1);
-            }
-            open.extend(self.target(at).filter(|_| decided != Some(false)));
-            if self.halves.get(at) == Some(&false) {
-                open.extend(called(at, *own));
+        while let Some(begin) = open.pop() {
+            let mut at: usize = begin;
+            while let (Some(reached), Some(way)) = (reached.get_mut(at), self.0.get(at)) {
+                if std::mem::replace(reached, true) {
+                    break;
+                }
+                at = match (*way, decided.get(at).copied().flatten()) {
+                    (Way::End, _) => break,
+                    (Way::Go(to), _) | (Way::Jump(to), Some(true)) => to as usize,
+                    (Way::Jump(to), None) | (Way::Call(to), _) => {
+                        open.push(to as usize);
+                        at + 1
+                    }
+                    (Way::Next | Way::Half | Way::Jump(_), _) => at + 1,
+                };
             }
         }
         reached
@@ -194,7 +211,7 @@ impl Flow {
 
 /// Follows one instruction; whether it jumps, if it is a jump that the registers decide. `second`: the number of the next
 /// instruction.
-fn step(registers: &mut [Known; 16], own: bpf_insn, second: i32, numbers: &Numbers) -> Option<bool> {
+fn step(registers: &mut Registers, own: bpf_insn, second: i32, numbers: &Numbers) -> Option<bool> {
     let class = own.code & 7;
     let by_register = own.code & 8 != 0;
     let (to, from) = (usize::from(own.dst_reg() & 15), usize::from(own.src_reg() & 15));
