@@ -15,7 +15,7 @@ use viptrace::{
 fuzz_target!(|bytes: &[u8]| {
     let Ok(btf) = Btf::parse(bytes) else { return };
     look_up(&btf);
-    if let Ok(module) = Btf::parse_split(&Arc::new(btf), bytes) {
+    if let Ok(module) = Btf::parse_split(&Arc::new(btf), bytes.to_vec()) {
         look_up(&module);
     }
 });
