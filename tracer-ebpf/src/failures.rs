@@ -15,7 +15,7 @@ use crate::{
     choices, conntrack,
     filter::AF_INET6,
     globals,
-    lookup::look_up,
+    lookup::{look_up, look_up_slot},
     output,
     recorder::{self, IPPROTO_TCP, SUPPRESSED, Standing, add_one, now},
     turns::turns,
@@ -268,7 +268,7 @@ fn take_token(key: &BucketKey, cost: u64) -> bool {
         let credit_ns = if is_refused { full } else { full - cost };
         let _ = BUCKETS.insert(key, Bucket { time_ns: now, credit_ns, suppressed: u64::from(is_refused) }, 0);
         if is_refused {
-            add_one(look_up(&SUPPRESSED, &SUPPRESSED_EVENTS));
+            add_one(look_up_slot(&SUPPRESSED, SUPPRESSED_EVENTS));
         }
         return !is_refused;
     };
@@ -282,7 +282,7 @@ fn take_token(key: &BucketKey, cost: u64) -> bool {
         if credit < cost {
             (*bucket).credit_ns = credit;
             add_one(Some(&raw mut (*bucket).suppressed));
-            add_one(look_up(&SUPPRESSED, &SUPPRESSED_EVENTS));
+            add_one(look_up_slot(&SUPPRESSED, SUPPRESSED_EVENTS));
             return false;
         }
         (*bucket).credit_ns = credit - cost;

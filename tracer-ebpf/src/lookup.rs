@@ -12,6 +12,8 @@ use aya_ebpf::{
     maps::{HashMap, LruHashMap, PerCpuArray},
 };
 
+use crate::turns::opaque;
+
 /// A map of the object: what the linker replaces by the kernel's.
 pub(crate) trait Table {
     type Key;
@@ -38,6 +40,13 @@ impl<V> Table for PerCpuArray<V> {
 pub(crate) fn look_up<T: Table>(table: &'static T, key: &T::Key) -> Option<*mut T::Value> {
     let value = look_up_any(ptr::from_ref(table).cast(), ptr::from_ref(key).cast());
     (!value.is_null()).then_some(value.cast())
+}
+
+/// The value in a slot of this CPU. The key lies on the stack: the compiler would merge a constant one with a number of the same
+/// value, which user space changes.
+#[inline(always)]
+pub(crate) fn look_up_slot<V>(table: &'static PerCpuArray<V>, slot: u32) -> Option<*mut V> {
+    look_up(table, &(opaque(slot.into()) as u32))
 }
 
 #[inline(never)]

@@ -13,7 +13,7 @@ use aya_ebpf::{
 };
 use tracer_ebpf::{COMM_BYTES, HOOK_SLOTS, Header, Hook, Kind, LOST_ANY, MISSING, REASON_NONE};
 
-use crate::{globals, lookup::look_up, messages, turns::opaque};
+use crate::{globals, lookup::look_up_slot, messages, turns::opaque};
 
 /// `BPF_RB_AVAIL_DATA` (`include/uapi/linux/bpf.h`): the bytes that were not read yet.
 const BPF_RB_AVAIL_DATA: u64 = 0;
@@ -56,7 +56,7 @@ pub(crate) fn reserve_at<T: 'static>(hook: u32, is_decision: bool) -> Option<Rin
 /// Out of line, so that the programs stay short.
 #[inline(never)]
 fn count_lost(hook: u32) {
-    if is_first_lost(hook, |slot| look_up(&LOST, &slot)) {
+    if is_first_lost(hook, |slot| look_up_slot(&LOST, slot)) {
         messages::no_room(hook);
     }
 }

@@ -22,7 +22,7 @@ use tracer_ebpf::{
 
 use crate::{
     conntrack, failures, globals,
-    lookup::look_up,
+    lookup::{look_up, look_up_slot},
     output,
     turns::{opaque, turns},
     words::Words,
@@ -360,7 +360,7 @@ fn count_by_key(orig: &Tuple, reply: &Tuple, index: u32) {
     }
     // Another CPU made the entry meanwhile, or the map is full.
     if !add_one(look_up(&COUNTS, key)) {
-        add_one(look_up(&SUPPRESSED, &UNCOUNTED));
+        add_one(look_up_slot(&SUPPRESSED, UNCOUNTED));
     }
 }
 
