@@ -448,6 +448,31 @@ mod tests {
             }
         }
 
+        // The compiler merges a constant with a number of the same value, which a trace then changes.
+        #[test]
+        fn no_key_is_a_number_of_a_trace() {
+            const LOOK_UP: i32 = 1;
+            for (name, own) in linked(&[]) {
+                let is_look_up = |at: usize, call: &bpf_insn| match (call.code, call.src_reg()) {
+                    (CALL, 0) => call.imm == LOOK_UP,
+                    (CALL, PSEUDO_CALL) => {
+                        let body = &own.instructions[(at + 1).checked_add_signed(call.imm as isize).unwrap()];
+                        body.code == CALL && body.src_reg() == 0 && body.imm == LOOK_UP
+                    }
+                    _ => false,
+                };
+                let calls = own.instructions.iter().enumerate().filter(|(at, call)| is_look_up(*at, call));
+                for (at, _) in calls {
+                    let before = own.instructions[..at].iter().rev();
+                    // The second half of a wide load has no register.
+                    let key = before.take_while(|own| own.code & 7 < 5 || own.code & 7 == 7).find(|own| {
+                        own.code != 0 && own.dst_reg() == 2 && matches!(own.code & 7, 0 | 1 | 4 | 7)
+                    });
+                    assert!(key.is_none_or(|key| key.code != 0x18), "{name}: at {at}");
+                }
+            }
+        }
+
         #[test]
         fn branches_on_numbers_are_gone_with_what_they_hid() {
             let own = |object: &Object| Some(Numbers { map: 7, bytes: object.maps[NUMBERS].data().to_vec() });
