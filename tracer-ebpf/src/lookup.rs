@@ -14,7 +14,7 @@ use aya_ebpf::{
 
 use crate::turns::opaque;
 
-/// A map of the object: what the linker replaces by the kernel's.
+/// A map whose keys are read from packets and entries, by its own types.
 pub(crate) trait Table {
     type Key;
     type Value;
@@ -30,27 +30,27 @@ impl<K, V> Table for LruHashMap<K, V> {
     type Value = V;
 }
 
-impl<V> Table for PerCpuArray<V> {
-    type Key = u32;
-    type Value = V;
-}
-
 /// The value of a key, valid and aligned for as long as the program runs.
 #[inline(always)]
 pub(crate) fn look_up<T: Table>(table: &'static T, key: &T::Key) -> Option<*mut T::Value> {
+    look_up_as(table, key)
+}
+
+/// The same of a slot of this CPU. The key lies on the stack: the compiler would merge a constant one with a number of the same
+/// value, which user space changes.
+#[inline(always)]
+pub(crate) fn look_up_slot<V>(table: &'static PerCpuArray<V>, slot: u32) -> Option<*mut V> {
+    look_up_as(table, &(opaque(slot.into()) as u32))
+}
+
+#[inline(always)]
+fn look_up_as<T, K, V>(table: &'static T, key: &K) -> Option<*mut V> {
     let value = look_up_any(ptr::from_ref(table).cast(), ptr::from_ref(key).cast());
     (!value.is_null()).then_some(value.cast())
 }
 
-/// The value in a slot of this CPU. The key lies on the stack: the compiler would merge a constant one with a number of the same
-/// value, which user space changes.
-#[inline(always)]
-pub(crate) fn look_up_slot<V>(table: &'static PerCpuArray<V>, slot: u32) -> Option<*mut V> {
-    look_up(table, &(opaque(slot.into()) as u32))
-}
-
 #[inline(never)]
 fn look_up_any(table: *const c_void, key: *const c_void) -> *mut c_void {
-    // SAFETY: `look_up` passes a map, which the helper does not write, and a key of its type. The verifier checks both.
+    // SAFETY: the callers pass a map, which the helper does not write, and a key of its type. The verifier checks both.
     unsafe { bpf_map_lookup_elem(table.cast_mut(), key) }
 }
