@@ -103,7 +103,6 @@ impl Btf {
     /// The pass over all types.
     fn scan(&mut self, types: Range<usize>) -> Result<(), BtfError> {
         let all = self.bytes.get(..types.end).unwrap_or_default();
-        let strings = self.bytes.get(self.strings.clone()).unwrap_or_default();
         let mut offset = types.start;
         while offset < types.end {
             let rest = all.get(offset..).unwrap_or_default();
@@ -119,9 +118,7 @@ impl Btf {
                 return Err(truncated(need));
             }
             if shape.is_looked_up && record.name != 0 {
-                let own = record.name.checked_sub(self.first_string);
-                let own = own.and_then(|own| strings.get(own as usize..)).filter(|from| !from.is_empty());
-                let from = own.or_else(|| self.string_from(record.name));
+                let from = self.string_from(record.name);
                 let from =
                     from.ok_or_else(|| BtfError::NameOutside { id: id(), offset, name: record.name })?;
                 if self.expected.has(names::beginning(from)) {

@@ -102,7 +102,7 @@ fn section(
     Ok(start..end)
 }
 
-/// What follows the shared part of a record of one kind.
+/// The part of a record after the shared one, for one kind.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     fixed_bytes: u8,
