@@ -160,6 +160,13 @@ pub struct FlowRef {
     pub started: Timestamp,
 }
 
+impl FlowRef {
+    /// The client's Pod, or its address without the port.
+    pub(crate) fn client_name(&self) -> String {
+        self.client_pod.clone().unwrap_or_else(|| self.client.ip().to_string())
+    }
+}
+
 /// One piece of evidence.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Evidence {

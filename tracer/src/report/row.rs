@@ -69,7 +69,7 @@ impl Row {
             endpoint: end(flow.endpoint_pod.as_deref(), flow.endpoint, with_addresses),
             node: flow.node.as_deref().map_or_else(|| "-".into(), |node| safe(node).into_owned()),
             what: what(verdict, connect_time),
-            client_name: flow.client_pod.clone().unwrap_or_else(|| flow.client.ip().to_string()),
+            client_name: flow.client_name(),
             names_client: verdict.has_failed() && names_client(verdict),
             count: 1,
             wide: if with_addresses { wide(verdict) } else { Wide::default() },

@@ -42,6 +42,12 @@ impl Names {
         }
     }
 
+    fn add_endpoint(&mut self, flow: &FlowRef, flows: u64) {
+        if let Some(endpoint) = flow.endpoint {
+            self.add(endpoint.to_string(), flows);
+        }
+    }
+
     fn take_back(&mut self, name: &str) {
         match self.flows.get_mut(name) {
             Some(flows) if *flows > 1 => *flows -= 1,
@@ -68,22 +74,17 @@ impl Names {
     }
 }
 
-/// A client as it is counted: its Pod, or its address.
-fn client(flow: &FlowRef) -> String {
-    flow.client_pod.clone().unwrap_or_else(|| flow.client.ip().to_string())
-}
-
 impl Ends {
     pub(super) fn add(&mut self, flow: &FlowRef) {
         self.endpoints.add_endpoint(flow, 1);
-        self.clients.add(client(flow), 1);
+        self.clients.add(flow.client_name(), 1);
     }
 
     /// Counts flows that share this one's verdict.
     pub(super) fn add_folded(&mut self, flow: &FlowRef, flows: u64, clients: &Clients) {
         self.endpoints.add_endpoint(flow, flows);
         if clients.is_one() {
-            self.clients.add(client(flow), flows);
+            self.clients.add(flow.client_name(), flows);
         } else {
             self.clients.others += flows;
         }
@@ -94,7 +95,7 @@ impl Ends {
         if let Some(endpoint) = key.endpoint {
             self.endpoints.take_back(&endpoint.to_string());
         }
-        self.clients.take_back(&client(flow));
+        self.clients.take_back(&flow.client_name());
     }
 
     /// The ends that the verdict's sentence stands for and does not name: `at 1 other endpoint: …`, `of 3 other clients: …`.
@@ -108,18 +109,10 @@ impl Ends {
             others.extend(beside.map(|beside| format!("at {beside}")));
         }
         if names_client(verdict) {
-            let beside = self.clients.beside(&client(flow), "client");
+            let beside = self.clients.beside(&flow.client_name(), "client");
             others.extend(beside.map(|beside| format!("of {beside}")));
         }
         others
-    }
-}
-
-impl Names {
-    fn add_endpoint(&mut self, flow: &FlowRef, flows: u64) {
-        if let Some(endpoint) = flow.endpoint {
-            self.add(endpoint.to_string(), flows);
-        }
     }
 }
 
