@@ -254,8 +254,10 @@ impl Access {
                 context: context.clone(),
                 reason: answer::of_kubeconfig(&error),
             };
-            let config = Config::from_kubeconfig(&options).await.map_err(broken)?;
-            return Ok(self.with_proxy(config, &Kubeconfig::read().map_err(broken)?));
+            let kubeconfig = Kubeconfig::read().map_err(broken)?;
+            let config =
+                Config::from_custom_kubeconfig(kubeconfig.clone(), &options).await.map_err(broken)?;
+            return Ok(self.with_proxy(config, &kubeconfig));
         }
         let config = Config::infer().await.map_err(|error| AccessError::Nowhere {
             reason: answer::of_inference(&error),
