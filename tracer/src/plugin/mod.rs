@@ -4,6 +4,7 @@
 //! the plugin and `viptrace node`. The plugin watches the cluster with its user's own credentials and relays the objects, so a
 //! Pod needs no account. Judges nothing.
 
+mod admission;
 mod alive;
 pub(crate) mod client_pod;
 pub(crate) mod guard;
