@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use strum::VariantArray as _;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use crate::{
@@ -12,8 +13,6 @@ use crate::{
         row::DO,
     },
 };
-
-const RISKS: [Safety; 3] = [Safety::ReadOnly, Safety::Disruptive, Safety::Dangerous];
 
 /// The width of the text in a terminal, in columns.
 pub(super) fn width(text: &str) -> usize {
@@ -75,7 +74,7 @@ pub(super) fn wrap(text: &str, columns: usize) -> String {
 
 /// The line of an action, divided before its risk.
 fn action(line: &str) -> Option<(&str, &str)> {
-    let at = RISKS.iter().filter_map(|risk| line.find(&format!("[{risk}] "))).min()?;
+    let at = Safety::VARIANTS.iter().filter_map(|risk| line.find(&format!("[{risk}] "))).min()?;
     let (before, action) = line.split_at(at);
     let label = before.trim();
     let is_label = label.is_empty() || label == DO || label == Paint(true).text(Style::Heading, DO);
