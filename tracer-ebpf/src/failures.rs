@@ -86,7 +86,7 @@ pub(crate) fn admits_at(hook: u32, reason: u32, failed: Failed) -> bool {
 }
 
 /// One for all kinds, and each function called at one place: since 7.2 the verifier examines a function once more for each
-/// chain of calls that leads there (`bpf_compute_subprog_arg_access`, kernel/bpf/liveness.c).
+/// chain of calls that leads there with a pointer to the stack (`bpf_compute_subprog_arg_access`, kernel/bpf/liveness.c).
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn admits_failure(hook_and_kind: u32, reason: u32, netns: u32, address: u64) -> u32 {

@@ -1,8 +1,8 @@
 //! Loops that stay loops.
 //!
 //! The compiler unrolls a loop of a few turns, and copies what it calls to several places. Programs are verified whenever they are
-//! attached, and since 7.2 the verifier examines a function once more for each chain of calls that leads there
-//! (`bpf_compute_subprog_arg_access`, kernel/bpf/liveness.c): each function is called at one place.
+//! attached, and since 7.2 the verifier examines a function once more for each chain of calls that leads there with
+//! a pointer to the stack (`bpf_compute_subprog_arg_access`, kernel/bpf/liveness.c): each function is called at one place.
 
 /// The numbers below `N`, one after the other. The verifier knows them, as it must to see that the loop ends; the compiler
 /// does not.

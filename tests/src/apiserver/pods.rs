@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::{Shared, http::status, store::Resource};
 
-/// What becomes of created Pods.
+/// The fate of created Pods.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Creation {
     /// Null: the kubelet reports nothing.

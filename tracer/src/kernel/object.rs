@@ -515,7 +515,8 @@ mod tests {
             }
         }
 
-        // Since 7.2 the verifier examines a function for each chain of calls that leads there, before it follows any path.
+        // Since 7.2 the verifier examines a function for each chain of calls that leads there with a pointer to the
+        // stack, before it follows any path; here each chain counts.
         #[test]
         fn no_program_is_long_for_the_verifier() {
             let of_trace = [&function::MESSAGES[..], &function::OF_RECORDER, &function::OF_FILTER].concat();

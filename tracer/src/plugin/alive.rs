@@ -14,7 +14,7 @@ use tokio::{
 
 /// The time between two of these bytes.
 pub(super) const PERIOD: Duration = Duration::from_secs(10);
-/// What is written: an empty line, which no reader of `viptrace node` takes for anything.
+/// An empty line, which every reader in `viptrace node` ignores.
 pub(super) const NOTHING: &[u8] = b"\n";
 
 /// A task that writes to a command's standard input until this value is dropped.

@@ -116,7 +116,7 @@ enum Way {
 /// The ways through a program.
 struct Flow(Vec<Way>);
 
-/// What is known of a register.
+/// The knowledge of a register at one place of the program.
 #[derive(Clone, Copy, PartialEq)]
 enum Known {
     Nothing,
