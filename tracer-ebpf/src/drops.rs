@@ -52,10 +52,17 @@ fn on_kfree_skb(ctx: &impl Entry) {
     if !wanted && !never_confirmed && !expired && !table_full {
         return;
     }
-    let hook = if expired { Hook::IpVsConnExpire } else { Hook::KfreeSkb };
-    let Some(packet) = Packet::concerned((hook, reason), skb, nfct) else { return };
-    let Some(mut entry) = output::reserve::<PacketRecord>(hook) else { return };
+    let hook = if expired { Hook::IpVsConnExpire } else { Hook::KfreeSkb } as u32;
     let flags = (u32::from(table_full) * FLAG_TABLE_FULL) | (site << SITE_SHIFT);
-    packet.fill(&mut entry, (hook as u32, Kind::Packet), reason, 0, flags);
+    // One way for each kind of drop ends here.
+    let mut facts = [nfct, u64::from(hook) | u64::from(flags) << 32];
+    if !output::forget(&mut facts) {
+        return;
+    }
+    let [nfct, hook_and_flags] = facts;
+    let (hook, flags) = (hook_and_flags as u32, (hook_and_flags >> 32) as u32);
+    let Some(packet) = Packet::concerned_at((hook, reason), skb, nfct) else { return };
+    let Some(mut entry) = output::reserve_at::<PacketRecord>(hook, false) else { return };
+    packet.fill(&mut entry, (hook, Kind::Packet), reason, 0, flags);
     output::submit(entry);
 }

@@ -91,7 +91,7 @@ pub(crate) fn admits_at(hook: u32, reason: u32, failed: Failed) -> bool {
 #[inline(never)]
 extern "C" fn admits_failure(hook_and_kind: u32, reason: u32, netns: u32, address: u64) -> u32 {
     let kind = hook_and_kind & !HOOK_MASK;
-    let (ends, netns) = match kind {
+    let (mut ends, netns) = match kind {
         ENTRY => match entry_ends(address) {
             Some(ends) => (ends, conntrack::netns(address)),
             // Its layout is not known.
@@ -106,12 +106,11 @@ extern "C" fn admits_failure(hook_and_kind: u32, reason: u32, netns: u32, addres
             None => return 0,
         },
     };
-    // The verifier then goes one way from here, not one for each kind of connection.
-    let Some(Ends { first, second, third }) =
-        output::read::<Ends>((&raw const ends).expose_provenance() as u64)
-    else {
+    // One way for each kind of connection ends here.
+    if !output::forget(&mut ends) {
         return 0;
-    };
+    }
+    let Ends { first, second, third } = ends;
     let mut known = Standing::Unknown as u32;
     for turn in turns::<2>() {
         let client = if turn == 0 { first } else { second };
@@ -187,19 +186,19 @@ extern "C" fn is_chosen(low: u64, high: u64, port: u64) -> u32 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn standing(low: u64, high: u64, port: u64) -> u32 {
-    recorder::standing(&Words { low, high, port }.end()) as u32
+    recorder::standing(Words { low, high, port }) as u32
 }
 
 /// Reports what is kept for a client, or suppresses the other failures of its connection.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn settle(low: u64, high: u64, port: u64, is_admitted: u32) -> u32 {
-    let client = Words { low, high, port }.end();
+    let client = Words { low, high, port };
     if is_admitted != 0 {
         // IPVS chooses before conntrack confirms.
-        choices::hand_over(&client);
+        choices::hand_over(&client.end());
     }
-    recorder::settle(&client, is_admitted != 0);
+    recorder::settle(client, is_admitted != 0);
     0
 }
 

@@ -9,7 +9,7 @@ use core::{ffi::c_void, ptr};
 
 use aya_ebpf::{
     helpers::generated::bpf_map_lookup_elem,
-    maps::{HashMap, LruHashMap, PerCpuArray},
+    maps::{Array, HashMap, LruHashMap, PerCpuArray},
 };
 
 use crate::turns::opaque;
@@ -30,16 +30,29 @@ impl<K, V> Table for LruHashMap<K, V> {
     type Value = V;
 }
 
+/// A map whose keys are the numbers of its slots.
+pub(crate) trait Slots {
+    type Value;
+}
+
+impl<V> Slots for PerCpuArray<V> {
+    type Value = V;
+}
+
+impl<V> Slots for Array<V> {
+    type Value = V;
+}
+
 /// The value of a key, valid and aligned for as long as the program runs.
 #[inline(always)]
 pub(crate) fn look_up<T: Table>(table: &'static T, key: &T::Key) -> Option<*mut T::Value> {
     look_up_as(table, key)
 }
 
-/// The same of a slot of this CPU. The key lies on the stack: the compiler would merge a constant one with a number of the same
+/// The same of a slot. The key lies on the stack: the compiler would merge a constant one with a number of the same
 /// value, which user space changes.
 #[inline(always)]
-pub(crate) fn look_up_slot<V>(table: &'static PerCpuArray<V>, slot: u32) -> Option<*mut V> {
+pub(crate) fn look_up_slot<T: Slots>(table: &'static T, slot: u32) -> Option<*mut T::Value> {
     look_up_as(table, &(opaque(slot.into()) as u32))
 }
 

@@ -53,12 +53,14 @@ pub(crate) fn reserve_at<T: 'static>(hook: u32, is_decision: bool) -> Option<Rin
     entry
 }
 
-/// Out of line, so that the programs stay short.
+/// The verifier checks it by itself, once for all places where a record is lost.
+#[unsafe(no_mangle)]
 #[inline(never)]
-fn count_lost(hook: u32) {
+extern "C" fn count_lost(hook: u32) -> u32 {
     if is_first_lost(hook, |slot| look_up_slot(&LOST, slot)) {
         messages::no_room(hook);
     }
+    0
 }
 
 /// Counts a lost record without a call, and returns whether it is the hook's first.
@@ -200,6 +202,22 @@ argument_at!(fourth_argument, 3, "{value} = *(u64 *)({ctx} + 24)");
 #[inline(always)]
 pub(crate) fn number(pointer: u64) -> u64 {
     read((&raw const pointer).expose_provenance() as u64).unwrap_or(0)
+}
+
+/// Leaves the numbers as they are, and lets the verifier forget its knowledge of them: it then goes one way from here, not one
+/// for each that led here. False if the kernel refuses, which it never does for the stack.
+#[inline(always)]
+pub(crate) fn forget<T: Scalar>(numbers: &mut T) -> bool {
+    let numbers = ptr::from_mut(numbers);
+    // SAFETY: the helper copies the numbers onto themselves.
+    let rc = unsafe {
+        bpf_probe_read_kernel(
+            numbers.cast(),
+            size_of::<T>() as u32,
+            ptr::with_exposed_provenance(numbers.expose_provenance()),
+        )
+    };
+    rc == 0
 }
 
 /// Copies `N` bytes from the kernel into a record. If the address is bad, the kernel zeroes them and the result is

@@ -234,7 +234,7 @@ fn is_recorded_by_number(net: u64) -> bool {
 /// Whether a decision of the source of this tuple is kept.
 #[inline(never)]
 fn has_decision(orig: &Tuple, protocol: u16) -> bool {
-    !find(&end::<0>(orig, protocol)).is_null()
+    !find(Words::of(&end::<0>(orig, protocol))).is_null()
 }
 
 /// Puts a decision in the place of the oldest of its set. Two CPUs that do so in one set at the same time may leave one of
@@ -250,27 +250,43 @@ fn store(hash: u32, decision: &Decision) {
     }
 }
 
-/// The newest decision that is kept for a client, otherwise null. Out of line, in a short loop with one branch: the verifier
-/// walks through each turn.
-#[inline(never)]
-fn find(client: &End) -> *mut Decision {
-    let Some(set) = DECISIONS.get_ptr_mut(hash(client) & DECISIONS_MASK.load()) else {
+/// The newest decision that is kept for a client, otherwise null.
+#[inline(always)]
+fn find(client: Words) -> *mut Decision {
+    let found = place_of(client.low, client.high, client.port);
+    if found == 0 {
+        return ptr::null_mut();
+    }
+    let Some(set) = look_up_slot(&DECISIONS, (found >> SET_SHIFT) as u32) else {
         return ptr::null_mut();
     };
-    let Words { low, high, port } = Words::of(client);
+    // SAFETY: as in `store`.
+    unsafe { &raw mut (*set).decisions[(found - 1) as usize % DECISIONS_PER_SET] }
+}
+
+/// In [`place_of`]'s result: the number of the set. The bits below have the place in it.
+const SET_SHIFT: u32 = 8;
+
+/// The set and the place of the newest decision that is kept for a client, and one more; 0 if there is none.
+///
+/// The verifier checks it by itself: it walks through each turn of the loop, and would do so wherever a decision is wanted.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn place_of(low: u64, high: u64, port: u64) -> u64 {
+    let number = hash(&Words { low, high, port }.end()) & DECISIONS_MASK.load();
+    let Some(set) = look_up_slot(&DECISIONS, number) else { return 0 };
     // SAFETY: as in `store`.
     unsafe {
         let newest = (*set).kept.wrapping_sub(1);
         for age in turns::<{ DECISIONS_PER_SET as u64 }>() {
             let place = newest.wrapping_sub(age) as usize % DECISIONS_PER_SET;
-            let decision = &raw mut (*set).decisions[place];
-            let kept = Words::at(&raw const (*decision).client);
+            let kept = Words::at(&raw const (*set).decisions[place].client);
             if opaque((kept.low ^ low) | (kept.high ^ high) | (kept.port ^ port)) == 0 {
-                return decision;
+                return u64::from(number) << SET_SHIFT | (place as u64 + 1);
             }
         }
     }
-    ptr::null_mut()
+    0
 }
 
 /// Word by word, since the comparison of arrays is a call.
@@ -479,8 +495,8 @@ pub(crate) enum Standing {
 }
 
 /// The standing of a client's connection. A failure that is reported for its sake is counted.
-#[inline(never)]
-pub(crate) fn standing(client: &End) -> Standing {
+#[inline(always)]
+pub(crate) fn standing(client: Words) -> Standing {
     let decision = find(client);
     if decision.is_null() {
         return Standing::Unknown;
@@ -511,8 +527,8 @@ fn moment() -> u32 {
 
 /// After a failure of a client's connection: reports the decision that is kept for it, unless it was reported before. If the
 /// failure was not admitted, it suppresses the next ones for a time.
-#[inline(never)]
-pub(crate) fn settle(client: &End, is_admitted: bool) {
+#[inline(always)]
+pub(crate) fn settle(client: Words, is_admitted: bool) {
     let decision = find(client);
     if decision.is_null() {
         return;
