@@ -5,6 +5,8 @@
 //! the open block; `fsync(2)` runs when a segment closes. A segment's name has the wall clock's time, by which people look for
 //! it, and a number, because a clock that steps back must not make a new segment the oldest.
 
+mod ages;
+
 use std::{
     fs, io,
     path::{Path, PathBuf},
@@ -15,16 +17,14 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    config::{Level, RecorderConfig},
-    process,
-};
+use super::config::{Level, RecorderConfig};
 use crate::{
     error::sentence,
     platform,
     recording::{self, Addresses, CLOSE_LIMIT, End, Finished, Header, Recorded, Recorder},
     time::Timestamp,
 };
+use ages::Ages;
 
 /// The pause after the first failure, doubled after each further one, up to [`MAX_PAUSE`]. A segment that ends as it
 /// should makes it short again. One that only begins does not: a nearly full disk has room for a header.
@@ -128,6 +128,8 @@ pub struct FlightRecorder {
     retry_at: Option<Instant>,
     pause: Duration,
     checked: Option<Instant>,
+    /// Of the segments in the folder.
+    ages: Ages,
     /// Events observed at the last call.
     events: u64,
     /// Segments that threads are closing.
@@ -147,6 +149,7 @@ impl FlightRecorder {
             retry_at: None,
             pause: PAUSE,
             checked: None,
+            ages: Ages::default(),
             events: 0,
             closing: 0,
             closed: mpsc::channel(),
@@ -164,6 +167,7 @@ impl FlightRecorder {
         if self.config.folder != config.folder {
             self.close_open(recorded, now);
             (self.retry_at, self.pause) = (None, PAUSE);
+            self.ages = Ages::default();
             (self.figures.segments, self.figures.bytes, self.figures.open) = (0, 0, None);
         }
         self.config = config;
@@ -200,7 +204,7 @@ impl FlightRecorder {
             self.close_open(recorded, now);
         }
         if self.open.is_none() && self.retry_at.is_none_or(|due| at >= due) {
-            self.tidy(&folder, &mut notices);
+            self.tidy(&folder, at, &mut notices);
             match begin(&folder, recorded, header, (now, wall), &self.addresses) {
                 Ok(name) => {
                     if self.retry_at.take().is_some() {
@@ -215,7 +219,7 @@ impl FlightRecorder {
         }
         if self.checked.is_none_or(|checked| at.duration_since(checked) >= CHECK) {
             self.checked = Some(at);
-            self.tidy(&folder, &mut notices);
+            self.tidy(&folder, at, &mut notices);
         }
         self.figures.up = Some(self.open.is_some());
         self.figures.open = self.open.as_ref().map(|open| open.name.clone());
@@ -293,17 +297,18 @@ impl FlightRecorder {
     }
 
     /// Deletes the oldest segments beyond the bounds, and counts the others.
-    fn tidy(&mut self, folder: &Path, notices: &mut Vec<Notice>) {
+    fn tidy(&mut self, folder: &Path, at: Instant, notices: &mut Vec<Notice>) {
         let Ok(mut segments) = segments(folder, self.open.as_ref().map(|open| open.name.as_str())) else {
             return;
         };
         // The open segment may grow to its full size.
         let room = self.config.max_bytes.get() - self.config.segment_bytes.get();
-        let oldest = process::wall_clock().saturating_sub(self.config.max_age.get());
+        let max_age = self.config.max_age.get();
+        self.ages.see(&segments, self.config.segment_age.get(), at);
         let mut total: u64 =
             segments.iter().filter(|segment| !segment.open).map(|segment| segment.bytes).sum();
         segments.retain(|segment| {
-            if segment.open || (total <= room && segment.modified >= oldest) {
+            if segment.open || (total <= room && self.ages.age(segment, at) <= max_age) {
                 return true;
             }
             match fs::remove_file(folder.join(&segment.name)) {

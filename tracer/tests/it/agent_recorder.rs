@@ -284,14 +284,12 @@ fn the_oldest_segments_are_deleted_first_and_other_files_stay() {
         let mut file = File::create(folder.path().join(format!("{number:08}-2026.viptrace"))).unwrap();
         file.write_all(&vec![0; 1 << 20]).unwrap();
     }
-    let old = File::options().write(true).open(folder.path().join("00000004-2026.viptrace")).unwrap();
-    old.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
     for name in ["incident.viptrace", "00000001.viptrace", "1-x.viptrace", "00000001-x"] {
         File::create(folder.path().join(name)).unwrap();
     }
     let mut writer = Writer::new(folder.path(), "max_bytes: 5M, segment_bytes: 1M, max_age: 1h");
     writer.turn(Duration::ZERO);
-    assert_eq!(writer.recorder.figures().deleted, 3, "{:?}", writer.notices);
+    assert_eq!(writer.recorder.figures().deleted, 2, "{:?}", writer.notices);
     writer.end();
     let names: Vec<String> = files(folder.path())
         .iter()
@@ -299,8 +297,35 @@ fn the_oldest_segments_are_deleted_first_and_other_files_stay() {
         .collect();
     let segments: Vec<&str> =
         names.iter().filter(|name| name.contains("-2026")).map(|name| &name[..8]).collect();
-    assert_eq!(segments, ["00000003", "00000005", "00000006", "00000007"]);
-    assert_eq!(names.len(), 4 + 4);
+    assert_eq!(segments, ["00000003", "00000004", "00000005", "00000006", "00000007"]);
+    assert_eq!(names.len(), 5 + 4);
+}
+
+/// To the wall clock, a file that was last written in 1970 is as old as one of today after a jump of decades.
+#[test]
+fn a_wall_clock_that_jumps_deletes_no_segment_and_old_ones_go_all_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let long_ago = |path: &Path| {
+        let file = File::options().write(true).open(path).unwrap();
+        file.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
+    };
+    // One of an earlier run, and one of this.
+    let earlier = folder.path().join("00000001-20260101T100000000Z.viptrace");
+    fs::write(&earlier, "an earlier run").unwrap();
+    long_ago(&earlier);
+    let mut writer = Writer::new(folder.path(), "max_age: 1h, segment_age: 10m");
+    writer.turn(Duration::ZERO);
+    writer.turn(Duration::from_mins(11));
+    writer.recorder.wait(Instant::now() + PATIENCE);
+    long_ago(&files(folder.path())[1]);
+    writer.turn(Duration::from_mins(8));
+    assert_eq!(files(folder.path()).len(), 3);
+    assert_eq!(writer.recorder.figures().deleted, 0, "{:?}", writer.notices);
+    for (minutes, deleted) in [(42, 1), (11, 2)] {
+        writer.turn(Duration::from_mins(minutes));
+        assert_eq!(writer.recorder.figures().deleted, deleted, "{:?}", writer.notices);
+    }
+    assert!(!earlier.exists());
 }
 
 #[test]
