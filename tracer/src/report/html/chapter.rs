@@ -32,7 +32,16 @@ pub(super) fn write(html: &mut Html, page: Page<'_>, number: usize, chapter: &Ch
         html.leaf("h3", &[], outline::WHAT_HAPPENED);
         html.leaf("p", &[("class", &"cause")], detail(&verdict.root_cause));
         happened(html, page, chapter);
-        way::write(html, chapter.first(), chapter.verdict.domain);
+        let first = &chapter.first().flow;
+        let which = if verdict.flow == *first {
+            "first failed flow".to_owned()
+        } else {
+            format!(
+                "failed flow of {}, which the evidence is about",
+                verdict.flow.started.beside(page.ending.started)
+            )
+        };
+        way::write(html, verdict, &which);
         html.leaf("h4", &[], "Evidence");
         evidence(html, page, &verdict.evidence);
 

@@ -7,6 +7,7 @@ use roxmltree::{Document, Node, ParsingOptions};
 
 use super::*;
 use crate::{
+    class::Confidence,
     incident::Change,
     report::fixture::{fault, ok, snapshot},
     text::safe,
@@ -138,6 +139,27 @@ fn a_small_story() {
     escaped.lines(Class::C20.page());
     let text = text.replace(hash, "[hash]").replace(&escaped.into_string(), "[page]");
     snapshot("a_page", &text.replace(env!("CARGO_PKG_VERSION"), "[VERSION]"));
+}
+
+/// A later flow shows the cause better: the drawing and the evidence are of one flow.
+#[test]
+fn the_way_is_that_of_the_flow_which_the_evidence_is_about() {
+    let vague = Verdict { confidence: Confidence::Low, ..fault() };
+    let mut better = fault();
+    better.flow.client.set_port(40002);
+    better.flow.client_pod = Some("shop/other-client".into());
+    better.flow.started = Timestamp::from_unix_secs(103);
+    better.time = Timestamp::from_unix_secs(104);
+    let text = page(&Story::of([vague, better], &[]));
+    checked(&text, |document| {
+        let way = document.descendants().find(|node| node.attribute("class") == Some("way")).unwrap();
+        let said: String = way.descendants().filter_map(|node| node.text()).collect();
+        assert!(said.contains("shop/other-client"), "{said}");
+        let mut headings =
+            document.descendants().filter(|node| node.has_tag_name("h4")).filter_map(|node| node.text());
+        let heading = headings.find(|text| text.starts_with("The way of ")).unwrap();
+        assert_eq!(heading, "The way of the failed flow of 00:01:43.000, which the evidence is about");
+    });
 }
 
 #[test]

@@ -33,15 +33,15 @@ fn broken(domain: Domain) -> Option<Place> {
     }
 }
 
-/// Draws the way of the cause's first flow.
-pub(super) fn write(html: &mut Html, verdict: &Verdict, domain: Domain) {
-    let flow = &verdict.flow;
+/// Draws the way of the flow that the verdict is about; `which` names it.
+pub(super) fn write(html: &mut Html, verdict: &Verdict, which: &str) {
+    let (flow, domain) = (&verdict.flow, verdict.domain);
     // A connection to a Pod's own address passes no translation.
     let broke = broken(domain).map(|place| match place {
         Place::Translation if flow.vip.is_none() => Place::Network,
         place => place,
     });
-    html.leaf("h4", &[], "The way of the first failed flow");
+    html.leaf("h4", &[], format!("The way of the {which}"));
     html.block("ol", &[("class", &"way")], |html| {
         let client = end(flow.client_pod.as_deref(), Some(flow.client), true);
         stop(html, "client", &client, false);
