@@ -36,7 +36,7 @@ use super::{
 use crate::{
     cluster::{Key, request_error},
     error::Hint,
-    text::clean,
+    text::{clean, length},
     verdict::Verdict,
 };
 
@@ -76,6 +76,8 @@ pub(crate) enum VisitError {
     Broken { pod: String, why: String },
     #[error("the connection to the Pod {pod} was lost: it has been silent for {} s", SILENCE.as_secs())]
     Silent { pod: String },
+    #[error("its agent could not be read for {}: {why}", length(*patience))]
+    AgentLost { patience: Duration, why: String },
     #[error("viptrace on the node is {theirs}, which does not speak this plugin's protocol ({})", env!("CARGO_PKG_VERSION"))]
     OtherVersion { theirs: String },
     #[error("{0}")]

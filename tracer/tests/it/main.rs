@@ -41,6 +41,7 @@ mod ipvs_support;
 mod kubectl_access;
 mod kubectl_collect;
 mod kubectl_hints;
+mod kubectl_stream;
 mod kubectl_visit;
 mod node_support;
 mod output;

@@ -2,6 +2,7 @@
 //!
 //! Owns the connection to the cluster, the check of the permissions, and the removal of the Pods on every way out.
 
+mod agents;
 pub mod args;
 mod capture;
 mod check;

@@ -13,13 +13,16 @@ use anyhow::bail;
 use kube::Client;
 use tokio::{sync::mpsc, task::JoinSet, time::sleep_until};
 
-use super::{Progress, Session, Visits};
+use super::{
+    Progress, Session, Visits,
+    agents::{Reading, Turn},
+};
 use crate::{
     cli::stop::Stop,
     cluster::{self, Cluster, Feed, Key, Opened, Source, Update},
     kernel::now,
     plugin::{
-        nodes::{Choice, MAX_NODES},
+        nodes::{self, Choice, MAX_NODES},
         relay::Relay,
         visit::{AgentStream, Handed, Orders, Visit, VisitError},
         wire::{self, Answer, Connection, Order, Task},
@@ -111,10 +114,8 @@ struct OneNode {
     orders: Option<Orders>,
     /// When it reported that it observes everything, on the clock of this program.
     attached: Option<Timestamp>,
-    /// The verdicts of its agent on flows from before, which are left out.
-    earlier: u64,
     /// Its verdicts are those of its agent, which goes on.
-    has_agent: bool,
+    reading: Option<Reading>,
     ending: Option<Ending>,
     error: Option<VisitError>,
     open: u64,
@@ -135,9 +136,17 @@ impl OneNode {
         (time >= started).then_some(self.attached?.saturating_add(time.since(started)))
     }
 
-    /// Whether it was observed to the end. An agent's trace has none.
+    /// Whether its agent was read once, so that a lost connection is opened again.
+    fn is_read(&self) -> bool {
+        self.reading.is_some() && self.attached.is_some()
+    }
+
+    /// Whether it was observed to the end, and its agent, whose trace has none, was read all the time.
     fn is_complete(&self) -> bool {
-        self.ending.is_some() || self.has_agent && self.error.is_none()
+        match &self.reading {
+            Some(reading) => self.attached.is_some() && self.error.is_none() && reading.is_whole(),
+            None => self.ending.is_some(),
+        }
     }
 }
 
@@ -240,7 +249,11 @@ impl<'s> Traces<'s> {
 
     /// Reads what the agent of a node hands out.
     fn read_agent(&mut self, node: &str, agent: Key) {
-        self.nodes.insert(node.to_owned(), OneNode { has_agent: true, ..OneNode::default() });
+        self.nodes.insert(node.to_owned(), OneNode { reading: Some(Reading::new()), ..OneNode::default() });
+        self.connect_to_agent(node, agent);
+    }
+
+    fn connect_to_agent(&mut self, node: &str, agent: Key) {
         let (client, node, events) = (self.session.client.clone(), node.to_owned(), self.sender.clone());
         self.tasks.spawn(async move {
             let done = follow_agent(client, &agent, &node, &events).await;
@@ -309,7 +322,8 @@ impl<'s> Traces<'s> {
     ) -> anyhow::Result<bool> {
         // The nodes without an agent may be later.
         let agents_until = self.agents_until.filter(|until| *until > Instant::now());
-        let deadline = [results.deadline(), until, agents_until].into_iter().flatten().min();
+        let readings = self.nodes.values().filter_map(|node| node.reading.as_ref()?.deadline()).min();
+        let deadline = [results.deadline(), until, agents_until, readings].into_iter().flatten().min();
         tokio::select! {
             biased;
             () = stop.wanted() => return Ok(true),
@@ -326,15 +340,47 @@ impl<'s> Traces<'s> {
             }
             () = sleep_until(deadline.unwrap_or_else(|| Instant::now() + IDLE).into()) => {}
         }
+        self.read_again(results)?;
         let open = self.nodes.values().map(|node| node.open).sum();
         let lost = self.nodes.values().map(|node| node.lost_events).sum();
         results.turned(&self.objects.cluster, open, lost)?;
         let are_read = self.agents_until.is_some_and(|until| Instant::now() >= until);
-        if self.nodes.values().all(|node| node.is_over || are_read && node.has_agent) {
+        if self.nodes.values().all(|node| node.is_over || are_read && node.reading.is_some()) {
             self.require_one()?;
             return Ok(true);
         }
         Ok(until.is_some_and(|until| Instant::now() >= until))
+    }
+
+    /// Connects anew to agents whose connection was lost: a restarted one, or another Pod on the node since a rollout.
+    fn read_again(&mut self, results: &mut impl Results) -> anyhow::Result<()> {
+        let at = Instant::now();
+        let is_due = |node: &OneNode| {
+            let deadline = node.reading.as_ref().and_then(Reading::deadline);
+            !node.is_over && deadline.is_some_and(|deadline| deadline <= at)
+        };
+        if !self.nodes.values().any(is_due) {
+            return Ok(());
+        }
+        let agents = nodes::running_agents(&self.objects.cluster.history);
+        let mut connect = Vec::new();
+        for (name, node) in self.nodes.iter_mut().filter(|(_, node)| is_due(node)) {
+            let agent = agents.get(name);
+            match node.reading.as_mut().map(|reading| reading.turn(agent.is_some(), at)) {
+                Some(Turn::Connect) => connect.extend(agent.map(|agent| (name.clone(), agent.clone()))),
+                Some(Turn::ReadAgain(text)) => results.warn(&format!("{name}: {text}"))?,
+                Some(Turn::GiveUp(error)) => {
+                    results.warn(&format!("{name}: {error}"))?;
+                    node.is_over = true;
+                    node.error = Some(error);
+                }
+                Some(Turn::Nothing) | None => {}
+            }
+        }
+        for (name, agent) in connect {
+            self.connect_to_agent(&name, agent);
+        }
+        Ok(())
     }
 
     async fn relay(&self, updates: Vec<Update>) {
@@ -361,13 +407,29 @@ impl<'s> Traces<'s> {
                 node.orders = Some(orders);
             }
             Event::Agent => {
-                node.attached = Some(now());
+                if let Some(reading) = &mut node.reading {
+                    reading.opened(now(), Instant::now());
+                }
+                node.attached.get_or_insert_with(now);
                 self.started.get_or_insert_with(now);
             }
-            Event::Handed(Handed { earlier: true, .. }) => node.earlier += 1,
-            Event::Handed(Handed { verdict, .. }) => {
-                self.grow(&verdict);
-                results.judged(name, Judged::of(*verdict))?;
+            Event::Handed(handed) => {
+                let Some(reading) = &mut node.reading else { return Ok(()) };
+                let (is_new, said) = reading.take(&handed);
+                if let Some(said) = said {
+                    results.warn(&format!("{name}: {said}"))?;
+                }
+                if is_new {
+                    self.grow(&handed.verdict);
+                    results.judged(name, Judged::of(*handed.verdict))?;
+                }
+            }
+            Event::Over(Err(error)) if node.is_read() => {
+                let said =
+                    node.reading.as_mut().and_then(|reading| reading.lost(error, now(), Instant::now()));
+                if let Some(said) = said {
+                    results.warn(&format!("{name}: {said}"))?;
+                }
             }
             Event::Over(done) => {
                 node.is_over = true;
@@ -449,7 +511,10 @@ impl<'s> Traces<'s> {
         self.order(&Order::Stop).await;
         let until = Instant::now() + FINISH;
         while Instant::now() < until
-            && self.nodes.values().any(|node| !node.is_over && node.attached.is_some() && !node.has_agent)
+            && self
+                .nodes
+                .values()
+                .any(|node| !node.is_over && node.attached.is_some() && node.reading.is_none())
         {
             tokio::select! {
                 biased;
@@ -470,7 +535,7 @@ impl<'s> Traces<'s> {
     fn ending(&mut self) -> Ending {
         let endings = self.nodes.iter().map(|(name, node)| {
             let gap = |text: String| Ending { gaps: vec![text], ..Ending::default() };
-            let mut ending = if node.has_agent && node.is_complete() {
+            let mut ending = if node.is_read() && node.error.is_none() {
                 gap("healthy flows are a sample: that of the agent".to_owned())
             } else if let Some(ending) = &node.ending {
                 ending.clone()
@@ -482,11 +547,14 @@ impl<'s> Traces<'s> {
                 let lost_events = node.lost_events;
                 Ending { lost_events, ..gap(format!("not traced to the end: {why}")) }
             };
-            if node.earlier > 0 {
-                let failed = count(node.earlier, "failed flow");
-                ending.gaps.push(format!(
-                    "{failed} from before this trace left out: `kubectl viptrace collect DIR` fetches the agent's recordings"
-                ));
+            if let Some(reading) = &node.reading {
+                ending.gaps.extend(reading.gaps());
+                if reading.earlier() > 0 {
+                    let failed = count(reading.earlier(), "failed flow");
+                    ending.gaps.push(format!(
+                        "{failed} from before this trace left out: `kubectl viptrace collect DIR` fetches the agent's recordings"
+                    ));
+                }
             }
             (name.clone(), ending)
         });

@@ -1,0 +1,165 @@
+//! The agents' verdicts in `kubectl viptrace trace`, while connections to them are cut.
+
+use std::{
+    fs,
+    os::unix::process::CommandExt as _,
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use viptrace_lab::apiserver::{ApiServer, Ran};
+
+/// How long something may take that happens soon.
+const SOON: Duration = Duration::from_secs(30);
+
+fn agent(name: &str) -> Value {
+    json!({
+        "kind": "Pod",
+        "metadata": {
+            "namespace": "viptrace", "name": name,
+            "labels": {"app.kubernetes.io/name": "viptrace", "app.kubernetes.io/managed-by": "Helm"},
+        },
+        "spec": {"nodeName": "node1", "containers": []},
+        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
+    })
+}
+
+/// A node whose agent's first connection is cut, and the plugin.
+struct Lab {
+    server: ApiServer,
+    folder: tempfile::TempDir,
+    /// The Pods in which the agent was read.
+    read: Arc<Mutex<Vec<String>>>,
+    faults: Vec<String>,
+}
+
+impl Lab {
+    fn new() -> Self {
+        let node = json!({
+            "kind": "Node",
+            "metadata": {"name": "node1"},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+        });
+        let list = json!({"kind": "List", "items": [node, agent("agent-1")]});
+        let server = ApiServer::start(([127, 0, 0, 1], 0).into(), vec![list]).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("kubeconfig"), server.kubeconfig()).unwrap();
+        let lab = Self { server, folder, read: Arc::default(), faults: faults() };
+        let (read, faults) = (Arc::clone(&lab.read), lab.faults.clone());
+        lab.server.run_commands(move |command| {
+            let mut read = read.lock().unwrap();
+            read.push(command.pod.clone());
+            let earlier = |fault: &String| fault.replacen('{', "{\"earlier\":true,", 1);
+            // A failure from before, and one that the trace shows. Then one of the interruption, and one after it.
+            let lines = match read.len() {
+                1 => vec![earlier(&faults[0]), faults[1].clone()],
+                _ => [0, 1, 2]
+                    .map(|number| earlier(&faults[number]))
+                    .into_iter()
+                    .chain([faults[3].clone()])
+                    .collect(),
+            };
+            let stdout: Vec<u8> = lines.iter().flat_map(|line| format!("{line}\n").into_bytes()).collect();
+            let cut_after = (read.len() == 1).then_some(stdout.len());
+            Ran { stdout, cut_after, goes_on: true, ..Ran::default() }
+        });
+        lab
+    }
+
+    fn start(&self, arguments: &[&str]) -> Child {
+        Command::new(env!("CARGO_BIN_EXE_viptrace"))
+            .arg0("kubectl-viptrace")
+            .args(["trace", "--kubeconfig", "kubeconfig", "-o", "json"])
+            .args(arguments)
+            .current_dir(self.folder.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    }
+
+    /// Waits until the agent was read this often.
+    fn wait_for(&self, times: usize) {
+        let began = Instant::now();
+        while self.read.lock().unwrap().len() < times {
+            assert!(began.elapsed() < SOON, "{:?}", self.read);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn clients(&self, numbers: &[usize]) -> Vec<Value> {
+        numbers.iter().map(|number| client(&self.faults[*number])).collect()
+    }
+}
+
+fn client(line: &str) -> Value {
+    serde_json::from_str::<Value>(line).unwrap()["flow"]["client"].clone()
+}
+
+/// The records of failed flows.
+fn faults() -> Vec<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/two-nodes/node1.viptrace");
+    let output = Command::new(env!("CARGO_BIN_EXE_viptrace"))
+        .args(["replay", path.to_str().unwrap(), "-o", "json", "--faults-only"])
+        .output()
+        .unwrap();
+    String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
+}
+
+/// The clients of the verdicts, the standard error, and the exit status.
+fn ended(plugin: Child) -> (Vec<Value>, String, Option<i32>) {
+    let output = plugin.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    let shown = said.lines().filter(|line| line.contains("\"class\"")).map(client).collect();
+    (shown, String::from_utf8(output.stderr).unwrap(), output.status.code())
+}
+
+#[test]
+fn a_cut_connection_to_an_agent_is_opened_again_and_the_gap_is_reported() {
+    let lab = Lab::new();
+    let (shown, errors, code) = ended(lab.start(&["--duration", "6s"]));
+    assert_eq!(shown, lab.clients(&[1, 2, 3]), "{errors}");
+    assert_eq!((lab.read.lock().unwrap().len(), code), (2, Some(3)), "{errors}");
+    for said in [
+        "node1: viptrace in the Pod agent-1 ended without a result; its agent is tried again for up to 5 min",
+        "node1: its agent is read again; it was not from ",
+        "1 failed flow of that time came later; other flows may be missing",
+        "1 failed flow from before this trace left out",
+    ] {
+        assert!(errors.contains(said), "{errors}");
+    }
+}
+
+/// A rollout of the DaemonSet.
+#[test]
+fn the_agents_next_pod_on_the_node_is_read() {
+    let lab = Lab::new();
+    let plugin = lab.start(&["--duration", "10s"]);
+    lab.wait_for(1);
+    assert!(lab.server.delete("Pod", "viptrace", "agent-1"));
+    std::thread::sleep(Duration::from_millis(1500));
+    lab.server.apply(agent("agent-2")).unwrap();
+    lab.wait_for(2);
+    let (shown, errors, _) = ended(plugin);
+    assert_eq!(shown, lab.clients(&[1, 2, 3]), "{errors}");
+    assert_eq!(*lab.read.lock().unwrap(), ["agent-1", "agent-2"], "{errors}");
+}
+
+#[test]
+fn a_signal_ends_a_trace_at_once_that_waits_for_an_agent() {
+    let lab = Lab::new();
+    let plugin = lab.start(&[]);
+    lab.wait_for(1);
+    lab.server.delete("Pod", "viptrace", "agent-1");
+    std::thread::sleep(Duration::from_secs(4));
+    let began = Instant::now();
+    assert!(Command::new("kill").args(["-INT", &plugin.id().to_string()]).status().unwrap().success());
+    let (shown, errors, code) = ended(plugin);
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    assert_eq!((shown, code), (lab.clients(&[1]), Some(3)), "{errors}");
+    assert!(errors.contains("its agent was not read from ") && errors.contains("to the end"), "{errors}");
+}
