@@ -53,6 +53,10 @@ pub(super) fn of_kubeconfig(error: &KubeconfigError) -> String {
         KubeconfigError::LoadContext(name) => format!("it has no context {name:?}"),
         KubeconfigError::LoadClusterOfContext(name) => format!("it has no cluster {name:?}"),
         KubeconfigError::MissingClusterUrl => "its cluster has no server address".to_owned(),
+        KubeconfigError::ParseNoProxy(_) => {
+            "the environment's NO_PROXY cannot be read: leave out empty entries, such as one after a last comma"
+                .to_owned()
+        }
         KubeconfigError::Parse(error) => {
             let text = error.to_string();
             let first = text.lines().next().unwrap_or_default();

@@ -18,7 +18,7 @@ use crate::{
     cluster::{
         answer,
         model::{Change, Kind, Trimmed},
-        proxy::proxy,
+        proxy::{self, ProxyError},
         trim::Oddity,
     },
     error::Hint,
@@ -93,6 +93,8 @@ pub enum AccessError {
     },
     #[error("cannot create a client for {server}: {reason}")]
     Client { server: String, reason: String },
+    #[error(transparent)]
+    Proxy(#[from] ProxyError),
 }
 
 impl Hint for AccessError {
@@ -102,6 +104,7 @@ impl Hint for AccessError {
                 "`kubectl config view` shows what kubectl reads; --kubeconfig FILE names another file"
                     .to_owned()
             }
+            Self::Proxy(_) => proxy::HINT.to_owned(),
             Self::Context { .. } => "`kubectl config get-contexts` lists the contexts".to_owned(),
             Self::Nowhere { by_sudo: true, .. } => {
                 "sudo drops KUBECONFIG: use `sudo --preserve-env=KUBECONFIG`, or --kubeconfig FILE".to_owned()
@@ -245,9 +248,7 @@ impl Access {
                 reason: answer::of_kubeconfig(&error),
             };
             let kubeconfig = Kubeconfig::read_from(path).map_err(broken)?;
-            let config =
-                Config::from_custom_kubeconfig(kubeconfig.clone(), &options).await.map_err(broken)?;
-            return Ok(self.with_proxy(config, &kubeconfig));
+            return self.of(&kubeconfig, &options).await?.map_err(broken);
         }
         if let Some(context) = &self.context {
             let broken = |error: KubeconfigError| AccessError::Context {
@@ -255,24 +256,34 @@ impl Access {
                 reason: answer::of_kubeconfig(&error),
             };
             let kubeconfig = Kubeconfig::read().map_err(broken)?;
-            let config =
-                Config::from_custom_kubeconfig(kubeconfig.clone(), &options).await.map_err(broken)?;
-            return Ok(self.with_proxy(config, &kubeconfig));
+            return self.of(&kubeconfig, &options).await?.map_err(broken);
         }
-        let config = Config::infer().await.map_err(|error| AccessError::Nowhere {
+        if let Ok(kubeconfig) = Kubeconfig::read()
+            && let Ok(config) = self.of(&kubeconfig, &options).await?
+        {
+            return Ok(config);
+        }
+        // That of the Pod's account, or what is wrong with both.
+        Config::infer().await.map_err(|error| AccessError::Nowhere {
             reason: answer::of_inference(&error),
             by_sudo: env::var_os("SUDO_USER").is_some() && env::var_os("KUBECONFIG").is_none(),
-        })?;
-        Ok(match Kubeconfig::read() {
-            Ok(kubeconfig) => self.with_proxy(config, &kubeconfig),
-            // It is that of the Pod's account.
-            Err(_) => config,
         })
     }
 
-    fn with_proxy(&self, mut config: Config, kubeconfig: &Kubeconfig) -> Config {
-        config.proxy_url = proxy(kubeconfig, self.context.as_deref(), &config.cluster_url);
-        config
+    /// The configuration of a kubeconfig, with the proxy that kubectl would take.
+    async fn of(
+        &self,
+        kubeconfig: &Kubeconfig,
+        options: &KubeConfigOptions,
+    ) -> Result<Result<Config, KubeconfigError>, ProxyError> {
+        let context = self.context.as_deref();
+        let server = proxy::server(kubeconfig, context);
+        let proxy_url = proxy::proxy(kubeconfig, context, server.as_ref())?;
+        let config = Config::from_custom_kubeconfig(proxy::undecided(kubeconfig), options).await;
+        Ok(config.map(|mut config| {
+            config.proxy_url = proxy_url;
+            config
+        }))
     }
 }
 

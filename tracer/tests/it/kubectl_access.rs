@@ -88,6 +88,32 @@ fn the_environments_proxy_is_used_unless_the_server_is_excepted() {
 }
 
 #[test]
+fn a_proxy_that_cannot_be_used_is_an_error_that_names_its_place_and_not_its_password() {
+    let server = Listener::start();
+    let address = format!("https://{}", server.address);
+    for (text, why) in [
+        ("http://u:hunter2@pro xy:3128", "it cannot be read as a URL"),
+        ("ftp://u:hunter2@proxy:3128", "its scheme is none of http, https and socks5"),
+        ("http://u:hunter2@proxy:99999", "its port is no number up to 65535"),
+    ] {
+        let own = said(&format!("server: '{address}', proxy-url: '{text}'"), "", &[]);
+        let environment = said("server: 'https://192.0.2.1:6443'", "", &[("https_proxy", text)]);
+        for (read, place) in
+            [(own, "proxy-url of the kubeconfig's cluster c"), (environment, "the environment's https_proxy")]
+        {
+            assert!(read.contains(&format!("{place} is not a proxy's URL: {why}")), "{read}");
+            assert!(read.contains("http://HOST:PORT") && !read.contains("hunter2"), "{read}");
+        }
+    }
+    assert!(server.first().is_none(), "nothing is asked past the proxy");
+    // kubectl does not look at it either.
+    let read = said(&format!("server: '{address}'"), "", &[("HTTPS_PROXY", "ftp://u:hunter2@proxy:x")]);
+    assert!(server.first().is_some(), "{read}");
+    let read = said("server: 'https://192.0.2.1:6443'", "", &[("HTTPS_PROXY", "p:1"), ("NO_PROXY", "a,")]);
+    assert!(read.contains("NO_PROXY cannot be read: leave out empty entries"), "{read}");
+}
+
+#[test]
 fn a_credential_plugin_that_fails_is_named() {
     let server = Listener::start();
     let cluster = format!("server: 'https://{}'", server.address);
