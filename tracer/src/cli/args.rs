@@ -80,6 +80,9 @@ const REPLAY_EXAMPLES: &str = "Examples:
   viptrace replay incident.viptrace -o parquet --out incident/
                                                    tables, for DuckDB";
 
+/// With `--hooks failures`, one of so many healthy connections has a record.
+const SAMPLE: u32 = 100;
+
 /// The version, and which eBPF object the program has (`build.rs`).
 const LONG_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\neBPF object: ", env!("VIPTRACE_BPF_ORIGIN"));
 
@@ -171,12 +174,30 @@ pub struct TraceArgs {
     shown: ShownArgs,
     /// Instead of rows, print the way of this flow's packets once the flow is judged: each sighting on this node, the rules
     /// that decided, and what was not seen; ADDRESSES is CLIENT or CLIENT,TO such as 10.0.1.2:40000,10.96.0.10:80
-    #[arg(long, value_name = "ADDRESSES", value_parser = FlowAddresses::parse, conflicts_with = "output", help_heading = "Output")]
+    #[arg(long, value_name = "ADDRESSES", value_parser = FlowAddresses::parse, conflicts_with_all = ["output", "all", "faults_only", "each"], help_heading = "Output")]
     path: Option<FlowAddresses>,
 
     #[command(flatten)]
     run: RunArgs,
 }
+
+/// The flags of a trace that a recording has no use for.
+const ATTACHING: [&str; 14] = [
+    "duration",
+    "ready_file",
+    "record",
+    "kubeconfig",
+    "context",
+    "cluster_from",
+    "node",
+    "grace",
+    "hooks",
+    "sample",
+    "attach",
+    "without_hook",
+    "max_flows",
+    "buffer",
+];
 
 /// A screen of the Services and the latest failed flows.
 #[derive(Debug, Args)]
@@ -189,7 +210,7 @@ pub struct TopArgs {
     #[arg(short, long, value_name = "NAMESPACE", requires = "target")]
     namespace: Option<String>,
     /// Show a recording of `viptrace trace --record`, on any machine, and attach nothing
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["duration", "ready_file", "record"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ATTACHING)]
     recording: Option<PathBuf>,
     #[command(flatten)]
     run: RunArgs,
@@ -223,8 +244,9 @@ struct RunArgs {
     #[arg(long, value_name = "SET", default_value = "full", help_heading = "Kernel")]
     hooks: Hooks,
     /// With --hooks failures: report one of N healthy connections, chosen by the client's address and port; 0 for none
-    #[arg(long, value_name = "N", default_value = "100", help_heading = "Kernel")]
-    sample: u32,
+    /// [default: 100]
+    #[arg(long, value_name = "N", help_heading = "Kernel")]
+    sample: Option<u32>,
     /// How to reach kernel functions
     #[arg(long, value_name = "TIER", default_value = "auto", help_heading = "Kernel")]
     attach: Attach,
@@ -375,7 +397,7 @@ impl TraceArgs {
             // Texts one after the other, and no table that is updated in place.
             form.output = Output::Wide;
         }
-        Ok(TraceOptions { path: self.path, ..self.run.resolve(target, form) })
+        Ok(TraceOptions { path: self.path, ..self.run.resolve("trace", target, form)? })
     }
 }
 
@@ -395,15 +417,22 @@ impl TopArgs {
     /// Resolves the arguments to the options of a trace; the error is a usage error.
     pub(crate) fn resolve(self) -> Result<TraceOptions, clap::Error> {
         let target = target("top", self.target.as_deref(), self.namespace.as_deref())?;
-        Ok(self.run.resolve(target, Form::default()))
+        self.run.resolve("top", target, Form::default())
     }
 }
 
 impl RunArgs {
-    fn resolve(self, target: Option<Target>, form: Form) -> TraceOptions {
+    /// The error is one of this verb's usage.
+    fn resolve(self, verb: &str, target: Option<Target>, form: Form) -> Result<TraceOptions, clap::Error> {
+        if self.sample.is_some() && self.hooks != Hooks::Failures {
+            return Err(usage(
+                verb,
+                "--sample is for --hooks failures: other sets report every connection".to_owned(),
+            ));
+        }
         let force = self.force;
         let (cluster, node) = self.source.resolve();
-        TraceOptions {
+        Ok(TraceOptions {
             target,
             path: None,
             form,
@@ -414,13 +443,13 @@ impl RunArgs {
             node: node.or_else(own_name),
             grace: self.grace,
             hooks: self.hooks,
-            sample: self.sample,
+            sample: self.sample.unwrap_or(SAMPLE),
             decisions: None,
             attach: self.attach,
             without_hooks: self.without_hook,
             max_flows: self.max_flows,
             buffer_bytes: self.buffer,
-        }
+        })
     }
 }
 
@@ -518,9 +547,34 @@ mod tests {
             &["-q", "-v"],
             &["a", "b"],
             &["--force"],
+            &["--path", "10.0.1.2:40000", "--each"],
+            &["--path", "10.0.1.2:40000", "-o", "json"],
+            &["--sample", "5"],
+            &["--hooks", "lean", "--sample", "0"],
         ] {
             let error = options(args).unwrap_err();
             assert!(error.use_stderr(), "{args:?}");
+        }
+        assert_eq!(options(&["--hooks", "failures", "--sample", "5"]).unwrap().sample, 5);
+        assert_eq!(options(&["--hooks", "failures"]).unwrap().sample, 100);
+    }
+
+    #[test]
+    fn a_recording_on_the_screen_has_no_use_for_the_flags_of_a_trace() {
+        let parse = |more: &[&str]| {
+            let words = ["viptrace", "top", "--recording", "x.viptrace"];
+            Cli::try_parse_from(words.iter().chain(more)).map(drop)
+        };
+        parse(&["shop/cart"]).unwrap();
+        for more in [
+            &["--duration", "5s"][..],
+            &["--hooks", "full"],
+            &["--kubeconfig", "k"],
+            &["--cluster-from", "d"],
+            &["--node", "n"],
+            &["--buffer", "1M"],
+        ] {
+            assert_eq!(parse(more).unwrap_err().exit_code(), 2, "{more:?}");
         }
     }
 }

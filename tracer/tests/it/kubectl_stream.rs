@@ -134,7 +134,7 @@ fn a_cut_connection_to_an_agent_is_opened_again_and_the_gap_is_reported() {
     }
 }
 
-/// A rollout of the DaemonSet.
+/// A rollout of the `DaemonSet`.
 #[test]
 fn the_agents_next_pod_on_the_node_is_read() {
     let lab = Lab::new();
@@ -162,4 +162,14 @@ fn a_signal_ends_a_trace_at_once_that_waits_for_an_agent() {
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     assert_eq!((shown, code), (lab.clients(&[1]), Some(3)), "{errors}");
     assert!(errors.contains("its agent was not read from ") && errors.contains("to the end"), "{errors}");
+}
+
+#[test]
+fn a_contradictory_choice_of_nodes_is_wrong_usage_before_anything_is_read() {
+    let lab = Lab::new();
+    for arguments in [&["node/node1", "--all-nodes"][..], &["--duration", "2h"]] {
+        let (_, errors, code) = ended(lab.start(arguments));
+        assert_eq!((code, lab.server.lists_served("Node")), (Some(2), 0), "{errors}");
+        assert!(errors.contains("leave out one of them") || errors.contains("--pod-deadline"), "{errors}");
+    }
 }

@@ -27,6 +27,21 @@ const CAPTURE_EXAMPLES: &str = "Examples:
 
 Secrets are not read. Pods' environment values and kubeconfigs are left out.";
 
+/// The flags that `--kernel`, which reads no cluster and has no findings, has no use for.
+const NOT_OF_KERNEL: [&str; 11] = [
+    "target",
+    "service",
+    "namespace",
+    "output",
+    "compare",
+    "save",
+    "from",
+    "kubeconfig",
+    "context",
+    "cluster_from",
+    "node",
+];
+
 #[derive(Debug, Args)]
 #[command(after_help = CHECK_EXAMPLES, after_long_help = format!("{CHECK_EXAMPLES}\n\n{EXIT_STATUS}"))]
 pub struct CheckArgs {
@@ -57,7 +72,7 @@ pub struct CheckArgs {
     source: SourceArgs,
 
     /// Print each kernel hook: how it attaches here, and what its absence costs
-    #[arg(long, help_heading = "Kernel", conflicts_with_all = ["target", "service", "namespace", "compare", "save", "from"])]
+    #[arg(long, help_heading = "Kernel", conflicts_with_all = NOT_OF_KERNEL)]
     pub kernel: bool,
     /// With --kernel: how to reach kernel functions
     #[arg(long, value_name = "TIER", default_value = "auto", help_heading = "Kernel", requires = "kernel")]

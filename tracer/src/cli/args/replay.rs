@@ -24,7 +24,7 @@ pub struct ReplayArgs {
     wanted: WantedArgs,
     /// Instead of rows, print the way of this flow's packets: each sighting on every node, the rules that decided, and what
     /// was not seen; ADDRESSES as for --flow
-    #[arg(long, value_name = "ADDRESSES", value_parser = FlowAddresses::parse, conflicts_with_all = ["flow", "output"], help_heading = "Output")]
+    #[arg(long, value_name = "ADDRESSES", value_parser = FlowAddresses::parse, conflicts_with_all = ["flow", "output", "all", "faults_only", "each"], help_heading = "Output")]
     path: Option<FlowAddresses>,
     /// How to print
     #[arg(short, long, value_name = "FORMAT", default_value = "table", help_heading = "Output")]

@@ -17,6 +17,7 @@ use crate::{
         pod::{IMAGE, NAMESPACE, PodOptions, Toleration},
     },
     report::Output,
+    text::length,
     time::when::When,
 };
 
@@ -184,6 +185,22 @@ impl NodeChoice {
         let client = self.client.as_deref().map(|text| pod(text, namespace)).transpose()?;
         Ok(Wish { nodes: self.node.clone(), all: self.all_nodes, client })
     }
+
+    /// Refuses a target that is a node beside another choice of nodes, of which one would be ignored.
+    pub(crate) fn fits(&self, target: Option<&str>) -> Result<(), String> {
+        let Some(text) = target else { return Ok(()) };
+        let other = match (self.all_nodes, &self.client) {
+            (true, _) => "--all-nodes",
+            (false, Some(_)) => "--client",
+            (false, None) => return Ok(()),
+        };
+        match name(text, "") {
+            Ok(Name::Node(_)) => {
+                Err(format!("{text} chooses one node and {other} others: leave out one of them"))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// The Pod that the user named. The error is for the user.
@@ -241,6 +258,18 @@ impl Default for PodArgs {
 }
 
 impl PodArgs {
+    /// Refuses to watch for longer than the Pods live.
+    pub(crate) fn allow(&self, duration: Option<Duration>) -> Result<(), String> {
+        match duration {
+            Some(duration) if duration >= self.pod_deadline => Err(format!(
+                "--duration {} is not shorter than --pod-deadline {}, which ends the Pods: raise that",
+                length(duration),
+                length(self.pod_deadline)
+            )),
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) fn is_dry_run(&self) -> bool {
         self.dry_run.is_some()
     }
@@ -273,7 +302,7 @@ pub(crate) struct TraceArgs {
     /// Instead of rows, print the way of this flow's packets on its client's node, once the flow is judged: each sighting,
     /// the rules that decided, and what was not seen; ADDRESSES is CLIENT or CLIENT,TO such as
     /// 10.0.1.2:40000,10.96.0.10:80. Traces in Pods of its own, as --own-pods
-    #[arg(long, value_name = "ADDRESSES", value_parser = FlowAddresses::parse, conflicts_with = "output", help_heading = "Output")]
+    #[arg(long, value_name = "ADDRESSES", value_parser = FlowAddresses::parse, conflicts_with_all = ["output", "all", "faults_only", "each"], help_heading = "Output")]
     pub(crate) path: Option<FlowAddresses>,
 }
 
@@ -301,9 +330,9 @@ pub(crate) struct FollowArgs {
     /// Stop after this time, such as 30s or 5m; without it, Ctrl-C stops
     #[arg(long, value_name = "TIME", value_parser = units::positive_duration, help_heading = "Run")]
     pub(crate) duration: Option<Duration>,
-    /// Which kernel hooks to attach
-    #[arg(long, value_name = "SET", default_value = "full", help_heading = "Run")]
-    pub(crate) hooks: Hooks,
+    /// Which kernel hooks to attach [default: full]
+    #[arg(long, value_name = "SET", help_heading = "Run")]
+    pub(crate) hooks: Option<Hooks>,
     /// Trace every flow in Pods of its own; by default, a node with an agent hands out the agent's failures and samples
     #[arg(long, help_heading = "Run")]
     pub(crate) own_pods: bool,
@@ -473,6 +502,50 @@ mod tests {
         }
         assert!(read("a/b/c/d").starts_with("error: "));
         assert!(read("Cart").contains("cannot be the name of a Service"));
+    }
+
+    #[test]
+    fn a_node_as_the_target_beside_another_choice_of_nodes_is_refused() {
+        let choice = |words: &[&str]| {
+            let words = ["viptrace", "check"].iter().chain(words);
+            match Plugin::try_parse_from(words).unwrap().verb {
+                Verb::Check(args) => args.nodes.fits(args.target.as_deref()),
+                other => panic!("{other:?}"),
+            }
+        };
+        let refused = choice(&["node/worker-1", "--all-nodes"]).unwrap_err();
+        assert_eq!(refused, "node/worker-1 chooses one node and --all-nodes others: leave out one of them");
+        assert!(choice(&["no/worker-1", "--client", "pod/shop/web-0"]).unwrap_err().contains("--client"));
+        for accepted in [&["node/worker-1"][..], &["node/a", "--node", "b"], &["shop/cart", "--all-nodes"]] {
+            choice(accepted).unwrap();
+        }
+    }
+
+    #[test]
+    fn nothing_is_watched_for_longer_than_the_pods_live() {
+        let pods = PodArgs::default();
+        pods.allow(None).unwrap();
+        pods.allow(Some(Duration::from_mins(59))).unwrap();
+        let refused = pods.allow(Some(Duration::from_hours(2))).unwrap_err();
+        assert!(
+            refused.contains("--duration 2 h 0 min is not shorter than --pod-deadline 1 h 0 min"),
+            "{refused}"
+        );
+    }
+
+    #[test]
+    fn contradictions_are_usage_errors() {
+        for words in [
+            &["trace", "--path", "10.0.1.2:40000", "--each"][..],
+            &["trace", "--path", "10.0.1.2:40000", "--all"],
+            &["trace", "--path", "10.0.1.2:40000", "--faults-only"],
+            &["check", "--all-nodes", "--node", "a"],
+            &["why", "shop/cart", "--probe-from", "pod/shop/a", "--node", "a"],
+            &["replay", "x.viptrace", "--path", "10.0.1.2:40000", "--all"],
+        ] {
+            let error = Plugin::try_parse_from(["viptrace"].iter().chain(words)).unwrap_err();
+            assert_eq!(error.exit_code(), 2, "{words:?}");
+        }
     }
 
     #[test]

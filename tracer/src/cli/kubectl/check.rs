@@ -41,6 +41,7 @@ pub(super) async fn run(
     mut printer: Printer,
     progress: &Arc<Progress>,
 ) -> anyhow::Result<Outcome> {
+    args.nodes.fits(args.target.as_deref()).map_err(usage)?;
     let (mut session, objects) =
         Session::begin(server, &args.pods, Follows::Visits, &mut printer, progress).await?;
     let mut wish = args.nodes.wish(&session.namespace).map_err(usage)?;

@@ -48,6 +48,8 @@ pub(super) async fn run(
     mut printer: Printer,
     progress: &Arc<Progress>,
 ) -> anyhow::Result<Outcome> {
+    args.nodes.fits(args.target.as_deref()).map_err(usage)?;
+    args.pods.allow(args.duration).map_err(usage)?;
     let (mut session, objects) =
         Session::begin(server, &args.pods, Follows::VisitsOrAgents, &mut printer, progress).await?;
     let (filter, wish) = filter(args, server, &session, &objects).await?;
@@ -88,6 +90,12 @@ pub(super) async fn run(
             "reads the agent on {}: failed flows and a sample of the others; --own-pods traces every flow",
             shortened(&names)
         ));
+        if args.hooks.is_some() {
+            printer.warn(&format!(
+                "--hooks is not followed on {}: the agent there has hooks of its own, and --own-pods reads no agent",
+                shortened(&names)
+            ));
+        }
     }
     if !without.is_empty() || choice.may_grow {
         session.protect()?;
@@ -105,8 +113,8 @@ pub(super) async fn run(
         let path = if let Medium::Ways(path) = medium { Some(path) } else { None };
         let ways = path.map(|_| Ways::default());
         let mut view = Shown { filter, summary: Summary::default(), report, progress, ways };
-        let mut orders = task_args(&view.filter, form.view, args.duration, args.hooks);
-        orders.extend(path.into_iter().flat_map(|path| ["--path".to_owned(), path.to_string()]));
+        let hooks = args.hooks.unwrap_or_default();
+        let orders = task_args(&view.filter, form.view, path, args.duration, hooks);
         let mut trace = Traces::start(session, progress, objects, &choice, all_agents, orders);
         if let Some(duration) = args.duration {
             trace.read_agents_until(Instant::now() + duration);
@@ -194,12 +202,15 @@ async fn selected(session: &Session, selector: &str, namespace: Option<&str>) ->
 pub(super) fn task_args(
     filter: &Filter,
     view: View,
+    path: Option<FlowAddresses>,
     duration: Option<Duration>,
     hooks: Hooks,
 ) -> Vec<String> {
     let mut args: Vec<String> = filter.target.iter().map(ToString::to_string).collect();
-    // The plugin filters by namespace or labels, so it needs each flow.
-    if view == View::All || filter.namespace.is_some() || filter.services.is_some() {
+    if let Some(path) = path {
+        args.extend(["--path".to_owned(), path.to_string()]);
+    } else if view == View::All || filter.namespace.is_some() || filter.services.is_some() {
+        // The plugin filters by namespace or labels, so it needs each flow.
         args.push("--all".to_owned());
     }
     if let Some(duration) = duration {

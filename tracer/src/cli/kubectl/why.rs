@@ -69,6 +69,7 @@ pub(super) async fn run(
     mut printer: Printer,
     progress: &Arc<Progress>,
 ) -> anyhow::Result<Outcome> {
+    args.pods.allow(Some(args.duration)).map_err(usage)?;
     let (mut session, objects) =
         Session::begin(server, &args.pods, Follows::Visits, &mut printer, progress).await?;
     let named = name(&args.target, &session.namespace).map_err(usage)?;
@@ -110,7 +111,7 @@ pub(super) async fn run(
         };
         let scope = Scope { service: Some(key.clone()) };
         let mut seen = Seen::new(filter, &probes.to);
-        let words = task_args(&seen.filter, View::All, None, Hooks::Full);
+        let words = task_args(&seen.filter, View::All, None, None, Hooks::Full);
         let mut trace = Traces::on(session, progress, objects, &visits, words);
         // Closed when the checks are done.
         let (met, when_met) = oneshot::channel();
