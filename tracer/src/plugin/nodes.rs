@@ -35,8 +35,18 @@ pub(crate) struct Choice {
     pub(crate) why: String,
     /// Nodes that would be visited, but no Pod can start there.
     pub(crate) left_out: Vec<(String, Unreachable)>,
+    /// The user named each of the nodes.
+    pub(crate) is_named: bool,
     /// Nodes whose Pods are seen talking to the Service join later.
     pub(crate) may_grow: bool,
+}
+
+impl Choice {
+    /// Whether it would be wrong to call a result without this node a partial one: the node has nothing that viptrace could
+    /// observe, and the user did not name it.
+    pub(crate) fn excuses(&self, why: Unreachable) -> bool {
+        !self.is_named && matches!(why, Unreachable::Windows | Unreachable::Virtual)
+    }
 }
 
 /// Why a node is not visited.
@@ -74,7 +84,8 @@ pub(crate) fn choose(
             return Err(format!("the cluster has no Node {unknown}; it has {}", shortened(&known)));
         }
         let nodes: BTreeSet<&String> = wish.nodes.iter().collect();
-        return Ok(fixed(nodes.into_iter().cloned().collect(), "chosen by --node".to_owned()));
+        let choice = fixed(nodes.into_iter().cloned().collect(), "chosen by --node".to_owned());
+        return Ok(Choice { is_named: true, ..choice });
     }
     let all = || known.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
     if known.is_empty() {
@@ -268,6 +279,14 @@ mod tests {
             ("win".to_owned(), Unreachable::Windows),
         ];
         assert_eq!(choice.left_out, left_out);
+        assert!(choice.left_out.iter().all(|(_, why)| choice.excuses(*why)));
+        assert!(
+            !choice.excuses(Unreachable::NotReady),
+            "a Linux node that is down may be the one with the fault"
+        );
+        let named = Wish { nodes: vec!["win".into(), "linux".into()], ..Wish::default() };
+        let choice = choose(&history, &named, None, Timestamp::from_unix_secs(9)).unwrap();
+        assert!(!choice.excuses(Unreachable::Windows), "the user asked for it");
     }
 
     #[test]

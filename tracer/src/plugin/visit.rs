@@ -28,7 +28,7 @@ use tokio::{
 use super::{
     admission::Admission,
     alive::{self, Alive},
-    nodes::Unreachable,
+    nodes::{Choice, Unreachable},
     output::Output,
     pod::{self, CONTAINER, PROGRAM, PodOptions},
     wire::{self, Answer, Order, Request, Task, VERSION},
@@ -82,8 +82,26 @@ pub(crate) enum VisitError {
     OtherVersion { theirs: String },
     #[error("{0}")]
     Unreachable(Unreachable),
+    /// [`Choice::excuses`]: the result is whole without the node.
+    #[error("{0}")]
+    Excused(Unreachable),
     #[error("{error}")]
     Failed { error: String, hint: Option<String> },
+}
+
+impl VisitError {
+    /// The errors of the nodes that are not visited.
+    pub(crate) fn of_left_out(choice: &Choice) -> impl Iterator<Item = (String, Self)> {
+        choice.left_out.iter().map(|(node, why)| {
+            let error = if choice.excuses(*why) { Self::Excused(*why) } else { Self::Unreachable(*why) };
+            (node.clone(), error)
+        })
+    }
+
+    /// Whether the result is whole without the node.
+    pub(crate) const fn is_excused(&self) -> bool {
+        matches!(self, Self::Excused(_))
+    }
 }
 
 impl Hint for VisitError {

@@ -653,7 +653,7 @@ mod tests {
             "no fault of shop/cart was found, but no node could be traced: nothing broken on 2 nodes"
         );
         assert_eq!(silent.no_trace.as_deref(), Some("refused"));
-        let refused = ["a", "b"].map(|node| (node.to_owned(), Err("refused".to_owned())));
+        let refused = ["a", "b"].map(|node| (node.to_owned(), Err("refused".into())));
         let observed = Observed { no_trace: Some("refused".into()), ..Observed::default() };
         let blind = Why::of("shop/cart".into(), NodesReport::of(refused.into(), Timestamp::MIN), observed);
         assert_eq!(blind.summary, "shop/cart: no node could be checked or traced");

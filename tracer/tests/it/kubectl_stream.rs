@@ -69,6 +69,27 @@ impl Lab {
         lab
     }
 
+    /// Adds a node, ready or not, that runs this system.
+    fn add_node(&self, name: &str, system: &str, ready: &str) {
+        let info = [
+            "architecture",
+            "bootID",
+            "containerRuntimeVersion",
+            "kernelVersion",
+            "kubeProxyVersion",
+            "kubeletVersion",
+            "machineID",
+            "osImage",
+            "systemUUID",
+        ];
+        let mut info: serde_json::Map<_, _> =
+            info.map(|field| (field.to_owned(), json!(""))).into_iter().collect();
+        info.insert("operatingSystem".to_owned(), json!(system));
+        let status = json!({"conditions": [{"type": "Ready", "status": ready}], "nodeInfo": info});
+        let node = json!({"kind": "Node", "metadata": {"name": name}, "status": status});
+        self.server.apply(node).unwrap();
+    }
+
     fn start(&self, arguments: &[&str]) -> Child {
         Command::new(env!("CARGO_BIN_EXE_viptrace"))
             .arg0("kubectl-viptrace")
@@ -162,6 +183,23 @@ fn a_signal_ends_a_trace_at_once_that_waits_for_an_agent() {
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     assert_eq!((shown, code), (lab.clients(&[1]), Some(3)), "{errors}");
     assert!(errors.contains("its agent was not read from ") && errors.contains("to the end"), "{errors}");
+}
+
+#[test]
+fn a_windows_node_is_named_and_only_one_that_could_be_observed_makes_the_trace_partial() {
+    let lab = Lab::new();
+    lab.server.run_commands(|_| Ran { goes_on: true, ..Ran::default() });
+    lab.add_node("win", "windows", "True");
+    let code = |arguments: &[&str]| {
+        let (shown, errors, code) = ended(lab.start(&[&["--duration", "2s"], arguments].concat()));
+        assert!(shown.is_empty() && errors.contains("win: the node runs Windows"), "{errors}");
+        code
+    };
+    assert_eq!(code(&["--all-nodes"]), Some(0));
+    assert_eq!(code(&["--node", "node1", "--node", "win"]), Some(4), "the user named it");
+    assert_eq!(code(&["--node", "win"]), Some(1), "nothing was traced");
+    lab.add_node("down", "linux", "Unknown");
+    assert_eq!(code(&["--all-nodes"]), Some(4));
 }
 
 #[test]

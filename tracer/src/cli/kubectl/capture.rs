@@ -71,7 +71,8 @@ fn save(
     for (node, why) in &choice.left_out {
         printer.warn(&format!("{node}: {why}"));
     }
-    let (mut saved, mut failed) = (0_usize, choice.left_out.len());
+    let missing = choice.left_out.iter().filter(|(_, why)| !choice.excuses(*why)).count();
+    let (mut saved, mut failed) = (0_usize, missing);
     for (node, capture) in captures {
         let capture = match capture {
             Ok(capture) => capture,

@@ -20,7 +20,10 @@ use crate::{
     class::Class,
     cli::{Outcome, ResultExt as _, capture},
     cluster::Key,
-    diagnosis::triage::{CheckReport, Facts, Reading, Scope, nodes::NodesReport},
+    diagnosis::triage::{
+        CheckReport, Facts, Reading, Scope,
+        nodes::{NodesReport, NotChecked},
+    },
     error::sentence,
     kernel::now,
     node::{self, capture::Capture},
@@ -120,15 +123,16 @@ pub(super) async fn check_visited(
     visits: Visits,
     scope: &Scope,
     met: impl Future<Output = BTreeSet<Class>>,
-) -> Vec<(String, Result<CheckReport, String>)> {
+) -> Vec<(String, Result<CheckReport, NotChecked>)> {
     let (mut reached, failed) = separated(visits);
-    let mut checks: Vec<_> = failed.into_iter().map(|(node, error)| (node, Err(sentence(&error)))).collect();
+    let mut checks: Vec<_> =
+        failed.into_iter().map(|(node, error)| (node, Err(not_checked(&error)))).collect();
     let mut first = Vec::new();
     for (node, capture) in collect(session, progress, &reached).await {
         match capture {
             // Freeing every rule and object first would take longer than printing.
             Ok(capture) => first.push((node, ManuallyDrop::new(Facts::read(&capture)))),
-            Err(error) => checks.push((node, Err(sentence(&error)))),
+            Err(error) => checks.push((node, Err(not_checked(&error)))),
         }
     }
     let readings: Vec<_> =
@@ -170,13 +174,18 @@ pub(super) async fn check_visited(
                 CheckReport { facts: later.digest(), ..reading.confirmed_by(Reading::of(&later, scope)) }
             }
             Some(Err(error)) => {
-                checks.push((node, Err(format!("the second reading failed: {}", sentence(&error)))));
+                let why = format!("the second reading failed: {}", sentence(&error));
+                checks.push((node, Err(why.into())));
                 continue;
             }
         };
         checks.push((node, Ok(report)));
     }
     checks
+}
+
+fn not_checked(error: &VisitError) -> NotChecked {
+    NotChecked { why: sentence(error), is_excused: error.is_excused() }
 }
 
 /// Collects the facts of these nodes and of the cluster at the same time.

@@ -241,8 +241,7 @@ impl Session {
 
     /// The chosen nodes that are not visited, since no Pod can start there.
     fn not_reached(choice: &Choice) -> Visits {
-        let left_out = choice.left_out.iter();
-        left_out.map(|(node, why)| (node.clone(), Err(VisitError::Unreachable(*why)))).collect()
+        VisitError::of_left_out(choice).map(|(node, error)| (node, Err(error))).collect()
     }
 
     /// Removes the Pods of this run.

@@ -143,6 +143,9 @@ impl OneNode {
 
     /// Whether it was observed to the end, and its agent, whose trace has none, was read all the time.
     fn is_complete(&self) -> bool {
+        if self.error.as_ref().is_some_and(VisitError::is_excused) {
+            return true;
+        }
         match &self.reading {
             Some(reading) => self.attached.is_some() && self.error.is_none() && reading.is_whole(),
             None => self.ending.is_some(),
@@ -184,8 +187,8 @@ impl<'s> Traces<'s> {
         for node in &choice.nodes {
             all.follow(node);
         }
-        for (node, why) in &choice.left_out {
-            all.nodes.insert(node.clone(), OneNode::failed(VisitError::Unreachable(*why)));
+        for (node, error) in VisitError::of_left_out(choice) {
+            all.nodes.insert(node, OneNode::failed(error));
         }
         all
     }
@@ -320,6 +323,10 @@ impl<'s> Traces<'s> {
         stop: &mut Stop,
         until: Option<Instant>,
     ) -> anyhow::Result<bool> {
+        if self.nodes.values().all(|node| node.is_over) {
+            self.require_one()?;
+            return Ok(true);
+        }
         // The nodes without an agent may be later.
         let agents_until = self.agents_until.filter(|until| *until > Instant::now());
         let readings = self.nodes.values().filter_map(|node| node.reading.as_ref()?.deadline()).min();

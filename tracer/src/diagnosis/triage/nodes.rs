@@ -24,7 +24,8 @@ pub struct NodesReport {
     pub time: Timestamp,
     /// The Service to which the checks were limited, `namespace/name`.
     pub service: Option<String>,
-    /// The worst state of a node; `unknown` if a node could not be checked and none is broken.
+    /// The worst state of a node; `unknown` if a node could not be checked and none is broken. Nodes that run Windows or are
+    /// virtual, which viptrace cannot observe, count only if the user named them.
     pub state: State,
     /// One line: whether something is broken, and where.
     pub summary: String,
@@ -76,11 +77,32 @@ pub struct SharedFact {
     pub values: Vec<SharedText>,
 }
 
+/// Why a node was not checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotChecked {
+    pub why: String,
+    /// The checks are whole without the node.
+    pub is_excused: bool,
+}
+
+impl From<String> for NotChecked {
+    fn from(why: String) -> Self {
+        Self { why, is_excused: false }
+    }
+}
+
+impl From<&str> for NotChecked {
+    fn from(why: &str) -> Self {
+        why.to_owned().into()
+    }
+}
+
 impl NodesReport {
     /// Merges the checks of these nodes. An error is the reason why a node could not be checked. `now` is the time of the report
     /// if no node was.
-    pub fn of(checks: Vec<(String, Result<CheckReport, String>)>, now: Timestamp) -> Self {
+    pub fn of(checks: Vec<(String, Result<CheckReport, NotChecked>)>, now: Timestamp) -> Self {
         let mut nodes = Vec::new();
+        let is_partial = checks.iter().any(|(_, check)| check.as_ref().is_err_and(|not| !not.is_excused));
         let mut reports = Vec::new();
         for (node, check) in checks {
             match check {
@@ -94,10 +116,10 @@ impl NodesReport {
                     });
                     reports.push((node, report));
                 }
-                Err(why) => nodes.push(NodeState {
+                Err(not) => nodes.push(NodeState {
                     node,
                     state: None,
-                    summary: format!("not checked: {why}"),
+                    summary: format!("not checked: {}", not.why),
                     kube_proxy_mode: None,
                     kube_proxy_version: None,
                 }),
@@ -106,7 +128,7 @@ impl NodesReport {
         nodes.sort_by(|a, b| a.node.cmp(&b.node));
         reports.sort_by(|(a, _), (b, _)| a.cmp(b));
         let findings = findings(&reports);
-        let state = state(&nodes);
+        let state = state(&nodes, is_partial);
         Self {
             time: reports.iter().map(|(_, report)| report.time).max().unwrap_or(now),
             service: reports.iter().find_map(|(_, report)| report.service.clone()),
@@ -186,11 +208,12 @@ fn differences(reports: &[(String, CheckReport)]) -> Vec<SharedFact> {
     found
 }
 
-fn state(nodes: &[NodeState]) -> State {
+/// `is_partial`: a node is missing without an excuse.
+fn state(nodes: &[NodeState], is_partial: bool) -> State {
     let any = |wanted| nodes.iter().any(|node| node.state == Some(wanted));
     if any(State::Broken) {
         State::Broken
-    } else if any(State::Unknown) || nodes.iter().any(|node| node.state.is_none()) || nodes.is_empty() {
+    } else if any(State::Unknown) || is_partial || nodes.iter().all(|node| node.state.is_none()) {
         State::Unknown
     } else if any(State::Warnings) {
         State::Warnings
@@ -275,7 +298,7 @@ mod tests {
         }
     }
 
-    fn of(checks: Vec<(String, Result<CheckReport, String>)>) -> NodesReport {
+    fn of(checks: Vec<(String, Result<CheckReport, NotChecked>)>) -> NodesReport {
         NodesReport::of(checks, Timestamp::from_unix_secs(9))
     }
 
@@ -325,5 +348,21 @@ mod tests {
         assert_eq!((none.state, none.time), (State::Unknown, Timestamp::from_unix_secs(9)));
         let healthy = of(vec![("a".into(), Ok(report(Vec::new(), &[])))]);
         assert_eq!(healthy.summary, "nothing broken on a");
+    }
+
+    #[test]
+    fn a_node_that_viptrace_cannot_observe_is_named_and_makes_no_check_partial() {
+        let windows = NotChecked { why: "the node runs Windows".to_owned(), is_excused: true };
+        let merged =
+            of(vec![("a".into(), Ok(report(Vec::new(), &[]))), ("win".into(), Err(windows.clone()))]);
+        assert_eq!(merged.state, State::Healthy);
+        assert_eq!(merged.summary, "nothing broken on 1 node; win could not be checked");
+        assert_eq!(of(vec![("win".into(), Err(windows.clone()))]).state, State::Unknown);
+        let both = of(vec![
+            ("a".into(), Ok(report(Vec::new(), &[]))),
+            ("b".into(), Err("no route".into())),
+            ("win".into(), Err(windows)),
+        ]);
+        assert_eq!(both.state, State::Unknown);
     }
 }
