@@ -43,8 +43,9 @@ const EXIT_STATUS: &str = "Exit status:
   1  could not run
   2  wrong usage
   3  faults found
-  4  nothing broken was found, but a part that matters could not be read
-     (check: Services, endpoints, rules; replay: the recording)";
+  4  nothing broken was found for certain, but something may be broken (check),
+     or a part that matters could not be read (check: Services, endpoints,
+     rules; replay: the recording)";
 
 const TRACE_EXAMPLES: &str = "Examples:
   viptrace trace                          every Service on this node

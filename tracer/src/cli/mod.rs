@@ -1,7 +1,7 @@
 //! The command line: one file for each verb, and here the common parts: parsing, logging, errors and exit statuses.
 //!
-//! Exit status: 0 nothing broken, 1 could not run, 2 usage, 3 faults found, 4 (replays, checks and paths) nothing broken
-//! in what could be read. A closed output is not a failure.
+//! Exit status: 0 nothing broken, 1 could not run, 2 usage, 3 faults found, 4 nothing certainly broken in what could be
+//! read, but it may be (checks), or a part is missing. A closed output is not a failure.
 
 pub mod args;
 mod capture;
@@ -47,6 +47,7 @@ use hint::ResultExt;
 use crate::{
     called,
     cli::args::{Cli, Global, Verb},
+    diagnosis::triage::State,
     error::sentence,
     plugin::guard,
     recording::is_irregular,
@@ -63,8 +64,20 @@ pub enum Outcome {
     /// Faults were found.
     Faults,
     /// No fault was found in what could be read, but a part of the recording, or a fact that a check needs, could not
-    /// be read.
+    /// be read; or something may be broken now.
     Incomplete,
+}
+
+impl Outcome {
+    /// Of a check. A script that reads only the status must not take what may be broken for healthy.
+    fn of(state: State, is_possibly_broken: bool) -> Self {
+        match state {
+            State::Broken => Self::Faults,
+            State::Unknown => Self::Incomplete,
+            State::Warnings if is_possibly_broken => Self::Incomplete,
+            State::Warnings | State::Healthy => Self::Clean,
+        }
+    }
 }
 
 impl From<Outcome> for ExitCode {

@@ -241,6 +241,11 @@ impl Why {
         self.summary = broken(&self.service, &cause.root_cause);
     }
 
+    /// Whether there is no fault, but connections may fail now.
+    pub fn is_possibly_broken(&self) -> bool {
+        self.state == State::Warnings && is_possible(self.flows, &self.probes, &self.check)
+    }
+
     /// Joins the checks and what was observed.
     pub fn of(service: String, check: NodesReport, observed: Observed<'_>) -> Self {
         let Observed { causes, counts, probes, no_trace, gaps } = observed;
@@ -412,6 +417,12 @@ fn policy_of_a_probe<'c>(check: &'c NodesReport, probes: &[Probe]) -> Option<&'c
     })
 }
 
+/// Whether the checks warn of connections that may fail now, and none was observed that succeeded.
+fn is_possible(counts: Counts, probes: &[Probe], check: &NodesReport) -> bool {
+    let succeeded = counts.ok + counts.normal > 0 || probes.iter().any(|probe| probe.is_established);
+    check.is_possibly_broken() && !succeeded
+}
+
 fn without_cause(
     service: &str,
     state: State,
@@ -442,6 +453,10 @@ fn without_cause(
                 (0, probes) => format!("{} succeeded", count(probes, "probe")),
                 (flows, _) => format!("{} succeeded", count(flows, "connection")),
             };
+            if is_possible(counts, probes, check) {
+                // The checks' own words begin with "possibly broken".
+                return format!("no fault of {service} was found, but it is {}; {seen}", check.summary);
+            }
             format!("nothing wrong with {service} was found; {seen}")
         }
     }
@@ -653,6 +668,24 @@ mod tests {
             "no fault of shop/cart was found, but no node could be traced: nothing broken on 2 nodes"
         );
         assert_eq!(silent.no_trace.as_deref(), Some("refused"));
+        // Nothing succeeded in spite of a warning that connections may fail now.
+        let warned = |probes| {
+            let mut check = check(vec![no_endpoints().level(Level::Warning)]);
+            check.state = State::Warnings;
+            check.summary = "possibly broken on 2 nodes: it has none".to_owned();
+            Why::of("shop/cart".into(), check, Observed { probes, ..Observed::default() })
+        };
+        let doubtful = warned(Vec::new());
+        assert!(doubtful.is_possibly_broken());
+        assert!(
+            doubtful
+                .summary
+                .starts_with("no fault of shop/cart was found, but it is possibly broken on 2 nodes: it"),
+            "{}",
+            doubtful.summary
+        );
+        let disproved = warned(vec![probe(true)]);
+        assert!(!disproved.is_possibly_broken() && disproved.summary.starts_with("nothing wrong"));
         let refused = ["a", "b"].map(|node| (node.to_owned(), Err("refused".into())));
         let observed = Observed { no_trace: Some("refused".into()), ..Observed::default() };
         let blind = Why::of("shop/cart".into(), NodesReport::of(refused.into(), Timestamp::MIN), observed);

@@ -74,7 +74,6 @@ pub(in crate::cli) fn run(options: &CheckOptions, mut printer: Printer) -> anyho
 
 fn outcome(report: &CheckReport, facts: &Facts) -> anyhow::Result<Outcome> {
     match report.state {
-        State::Broken => Ok(Outcome::Faults),
         // Neither the cluster nor the node's rules were read.
         State::Unknown if facts.history.is_none() && facts.node.proxy_rules.any() == Presence::Unknown => {
             Err(anyhow::anyhow!(
@@ -85,8 +84,7 @@ fn outcome(report: &CheckReport, facts: &Facts) -> anyhow::Result<Outcome> {
                     .to_owned()
             })
         }
-        State::Unknown => Ok(Outcome::Incomplete),
-        State::Warnings | State::Healthy => Ok(Outcome::Clean),
+        state => Ok(Outcome::of(state, report.is_possibly_broken())),
     }
 }
 

@@ -26,7 +26,8 @@ const EXIT_STATUS: &str = "Exit status:
   1  could not run
   2  wrong usage
   3  faults found
-  4  nothing broken was found, but a part that matters could not be read";
+  4  nothing broken was found for certain, but something may be broken (check,
+     why), or a part that matters could not be read";
 
 const TRACE_EXAMPLES: &str = "Examples:
   kubectl viptrace trace shop/cart                  one Service

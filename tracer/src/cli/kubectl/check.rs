@@ -67,7 +67,8 @@ pub(super) async fn run(
     with_session(session, &mut printer, async |session, stop, printer| {
         let scope = Scope { service };
         let report = unless_stopped(stop, check(session, progress, &choice, &scope)).await?;
-        print(&report, report::nodes::text, report.state, args.output, printer)
+        print(&report, report::nodes::text, args.output, printer)?;
+        Ok(Outcome::of(report.state, report.is_possibly_broken()))
     })
     .await
 }

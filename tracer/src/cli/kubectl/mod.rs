@@ -31,7 +31,6 @@ use crate::{
     called,
     cli::{self, Outcome, ResultExt as _, args::Global, explain, stop::Stop},
     cluster::{Access, request_error},
-    diagnosis::triage::State,
     plugin::{
         guard::{self, Guard, REMOVAL, Watched},
         nodes::Choice,
@@ -301,14 +300,13 @@ fn separated(visits: Visits) -> (Reached, Vec<(String, VisitError)>) {
     (reached, failed)
 }
 
-/// Prints a report as text or as a record, and returns the outcome of its state.
+/// Prints a report as text or as a record.
 fn print<T: Serialize>(
     report: &T,
     text: impl FnOnce(&T, Paint, bool) -> String,
-    state: State,
     output: Output,
     printer: &mut Printer,
-) -> anyhow::Result<Outcome> {
+) -> anyhow::Result<()> {
     match output {
         Output::Table | Output::Wide => {
             printer.text(&text(report, printer.paint(), output == Output::Wide))?;
@@ -316,12 +314,7 @@ fn print<T: Serialize>(
         Output::Json => printer.data(&record_line(report)?)?,
         Output::Yaml => printer.data(&yaml_document(report)?)?,
     }
-    printer.flush()?;
-    Ok(match state {
-        State::Broken => Outcome::Faults,
-        State::Unknown => Outcome::Incomplete,
-        State::Warnings | State::Healthy => Outcome::Clean,
-    })
+    Ok(printer.flush()?)
 }
 
 /// Says on standard error what the plugin waits for on each node, when that changes.

@@ -168,7 +168,8 @@ pub(super) async fn run(
         if let Some(far_end) = &far_end {
             why.add_far_end(far_end);
         }
-        print(&why, report::why::text, why.state, args.output, printer)
+        print(&why, report::why::text, args.output, printer)?;
+        Ok(Outcome::of(why.state, why.is_possibly_broken()))
     })
     .await
 }

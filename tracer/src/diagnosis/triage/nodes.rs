@@ -98,6 +98,12 @@ impl From<&str> for NotChecked {
 }
 
 impl NodesReport {
+    /// Whether there is no fault, and a warning of connections that may fail now.
+    pub fn is_possibly_broken(&self) -> bool {
+        let is_possible = |shared: &SharedFinding| shared.finding.is_possible_fault();
+        self.state == State::Warnings && self.findings.iter().any(is_possible)
+    }
+
     /// Merges the checks of these nodes. An error is the reason why a node could not be checked. `now` is the time of the report
     /// if no node was.
     pub fn of(checks: Vec<(String, Result<CheckReport, NotChecked>)>, now: Timestamp) -> Self {
@@ -282,7 +288,7 @@ pub(crate) fn place(finding: &SharedFinding, checked: usize) -> String {
 mod tests {
     use super::*;
     use crate::{
-        class::Class,
+        class::{Class, Severity},
         cluster::Key,
         diagnosis::triage::{Facts, Scope, triage},
     };
@@ -364,5 +370,21 @@ mod tests {
             ("win".into(), Err(windows)),
         ]);
         assert_eq!(both.state, State::Unknown);
+    }
+
+    #[test]
+    fn a_warning_of_high_severity_is_a_possible_fault() {
+        let warned = |severity| {
+            let finding = no_endpoints().level(Level::Warning).severity(severity);
+            of(vec![("a".into(), Ok(CheckReport { state: State::Warnings, ..report(vec![finding], &[]) }))])
+        };
+        let high = warned(Severity::High);
+        assert!(
+            high.is_possibly_broken() && high.summary.starts_with("possibly broken on a"),
+            "{}",
+            high.summary
+        );
+        let low = warned(Severity::Low);
+        assert!(!low.is_possibly_broken() && low.summary.starts_with("no fault found"), "{}", low.summary);
     }
 }

@@ -42,6 +42,13 @@ pub struct CheckReport {
     pub facts: BTreeMap<String, String>,
 }
 
+impl CheckReport {
+    /// Whether there is no fault, and a warning of connections that may fail now.
+    pub fn is_possibly_broken(&self) -> bool {
+        self.state == State::Warnings && self.findings.iter().any(FindingRecord::is_possible_fault)
+    }
+}
+
 /// The state of the node, as far as it was checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -98,6 +105,11 @@ pub struct FindingRecord {
 }
 
 impl FindingRecord {
+    /// Whether connections may fail now, and only the proof is missing.
+    pub(crate) fn is_possible_fault(&self) -> bool {
+        self.level == Level::Warning && self.severity >= Severity::High
+    }
+
     /// The record of a finding on the node of this name, made by a check of this step.
     pub(crate) fn of(finding: Finding, node: Option<&str>) -> Self {
         let service = finding.service.as_ref();
