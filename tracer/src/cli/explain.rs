@@ -91,10 +91,11 @@ pub(super) fn run(args: &ExplainArgs, mut printer: Printer) -> anyhow::Result<Ou
             let all: Vec<Explanation> = Class::ALL.iter().map(|class| (*class).into()).collect();
             serde_json::to_string_pretty(&all)? + "\n"
         }
-        (Format::Text, Some(class)) => page::text(class.page(), columns, paint),
+        (Format::Text, Some(class)) => page::text(&called::as_typed(class.page()), columns, paint),
         (Format::Text, None) if args.all => {
-            let pages: Vec<_> =
-                Class::with_pages().map(|class| page::text(class.page(), columns, paint)).collect();
+            let pages: Vec<_> = Class::with_pages()
+                .map(|class| page::text(&called::as_typed(class.page()), columns, paint))
+                .collect();
             pages.join("\n")
         }
         (Format::Text, None) => explain::list(paint),

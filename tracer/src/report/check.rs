@@ -7,6 +7,7 @@
 use std::{fmt::Write as _, io};
 
 use crate::{
+    called::as_typed,
     diagnosis::triage::{CheckReport, FindingRecord, Level, State, procedures::Outcome},
     report::{
         json,
@@ -136,7 +137,7 @@ pub(super) fn write_finding(
         let _ = writeln!(out, "   but: {}", safe(&evidence.content));
     }
     for unseen in &finding.unseen {
-        let _ = writeln!(out, "   not observed: {}", safe(unseen));
+        let _ = writeln!(out, "   not observed: {}", safe(&as_typed(unseen)));
     }
     if let Some(since) = finding.since {
         let _ = writeln!(out, "   since: {}", since.to_the_millisecond());

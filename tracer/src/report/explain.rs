@@ -1,12 +1,12 @@
 //! The printed forms of the knowledge base: a list of its classes, and each class as a record.
 
-use std::fmt::Write as _;
+use std::{borrow::Cow, fmt::Write as _};
 
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::{
-    called,
+    called::{self, as_typed},
     class::{Action, Class, Domain, Kind, Safety, Scenario, Seen, Severity},
     report::{Paint, printer::Style},
 };
@@ -36,7 +36,7 @@ pub(crate) struct Explanation {
     /// Scenarios of the lab that cause it, or why there is none.
     pub scenario: Scenario,
     /// The page, in markdown.
-    pub page: &'static str,
+    pub page: Cow<'static, str>,
 }
 
 /// One action. Upper-case words are placeholders.
@@ -51,7 +51,7 @@ pub(crate) struct Advice {
 impl From<&Action> for Advice {
     fn from(action: &Action) -> Self {
         let when = Some(action.when).filter(|when| !when.is_empty());
-        Self { when, text: action.plain(), safety: action.safety }
+        Self { when, text: as_typed(&action.plain()).into_owned(), safety: action.safety }
     }
 }
 
@@ -72,7 +72,7 @@ impl From<Class> for Explanation {
             escalate: entry.escalate,
             references: entry.references,
             scenario: entry.scenario,
-            page: class.page(),
+            page: as_typed(class.page()),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::{borrow::Cow, net::SocketAddr, time::Duration};
 
 use crate::{
-    called,
+    called::{self, as_typed},
     class::{Class, Kind},
     diagnosis::finding::Finding,
     report::printer::{Paint, Style},
@@ -184,7 +184,7 @@ pub(super) fn actions(mitigation: &Mitigation, class: Class, paint: Paint) -> Ve
     let steps = steps(mitigation);
     let line = |(index, Step { text, safety }): (usize, &Step)| {
         let label = if index == 0 { paint.text(Style::Heading, DO) } else { " ".repeat(DO.len()) };
-        format!("{label} [{safety}] {}", safe(text))
+        format!("{label} [{safety}] {}", safe(&as_typed(text)))
     };
     let mut lines: Vec<_> = steps.iter().take(MAX_STEPS).enumerate().map(line).collect();
     let hidden = steps.len().saturating_sub(MAX_STEPS);
@@ -199,7 +199,8 @@ fn wide(verdict: &Verdict) -> Wide {
     // A healthy flow needs no evidence on the screen.
     if verdict.class != Class::Ok {
         below.extend(evidence(verdict));
-        below.extend(verdict.unseen.iter().map(|unseen| format!("not observed: {}", safe(unseen))));
+        below
+            .extend(verdict.unseen.iter().map(|unseen| format!("not observed: {}", safe(&as_typed(unseen)))));
         below.extend(changes(verdict));
         actions.extend(self::actions(&verdict.mitigation, verdict.class, Paint(false)));
         if !actions.is_empty() {
@@ -240,13 +241,15 @@ pub(super) fn whole(verdict: &Verdict) -> Vec<(Style, String)> {
         plain(String::new()),
     ];
     lines.extend(evidence(verdict).map(plain));
-    lines.extend(verdict.unseen.iter().map(|unseen| plain(format!("not observed: {}", safe(unseen)))));
+    lines.extend(
+        verdict.unseen.iter().map(|unseen| plain(format!("not observed: {}", safe(&as_typed(unseen))))),
+    );
     lines.extend(changes(verdict).into_iter().map(plain));
     lines.push(plain(String::new()));
     let actions = actions(&verdict.mitigation, verdict.class, Paint(false));
     lines.extend(actions.into_iter().map(|action| (Style::Heading, action)));
     if !verdict.mitigation.long_term.is_empty() {
-        lines.push(plain(format!("later: {}", safe(&verdict.mitigation.long_term))));
+        lines.push(plain(format!("later: {}", safe(&as_typed(&verdict.mitigation.long_term)))));
     }
     lines.push((Style::Faint, format!("more: {}", more(verdict.class))));
     lines

@@ -6,6 +6,7 @@
 use std::fmt::Write as _;
 
 use crate::{
+    called::as_typed,
     incident::{Chapter, Names, Rate, Span, Story},
     report::{
         outline,
@@ -189,7 +190,7 @@ fn what_to_do(out: &mut String, paint: Paint, verdict: &Verdict) {
         line(out, &format!("look at the page of the class: {}", more(verdict.class)));
     }
     if !verdict.mitigation.long_term.is_empty() {
-        line(out, &format!("later: {}", safe(&verdict.mitigation.long_term)));
+        line(out, &format!("later: {}", safe(&as_typed(&verdict.mitigation.long_term))));
     }
     if !actions.is_empty() {
         line(out, &format!("more: {}", more(verdict.class)));
@@ -202,7 +203,7 @@ fn what_would_refute(out: &mut String, paint: Paint, verdict: &Verdict) {
         line(out, &format!("against it: {}", safe(&piece.content)));
     }
     for unseen in verdict.unseen.iter().take(MAX_LIKE) {
-        line(out, &format!("not observed: {}", safe(unseen)));
+        line(out, &format!("not observed: {}", safe(&as_typed(unseen))));
     }
     let like: Vec<String> = outline::look_alikes(verdict.class).take(MAX_LIKE).collect();
     for text in &like {

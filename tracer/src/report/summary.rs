@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    called,
+    called::{self, as_typed},
     class::Class,
     report::{
         fit::{push_padded, width},
@@ -258,7 +258,7 @@ fn first_cause(out: &mut String, paint: Paint, cause: &Cause) {
         line(out, &format!("and {}", outline::only_in_wide(hidden, "more piece", " of evidence")));
     }
     for unseen in verdict.unseen.iter().take(MAX_EVIDENCE) {
-        line(out, &format!("not observed: {}", safe(unseen)));
+        line(out, &format!("not observed: {}", safe(&as_typed(unseen))));
     }
     for change in changes(verdict) {
         line(out, &change);
@@ -267,7 +267,7 @@ fn first_cause(out: &mut String, paint: Paint, cause: &Cause) {
         line(out, &action);
     }
     if !verdict.mitigation.long_term.is_empty() {
-        line(out, &format!("later: {}", safe(&verdict.mitigation.long_term)));
+        line(out, &format!("later: {}", safe(&as_typed(&verdict.mitigation.long_term))));
     }
     pages(out, paint, [verdict.class]);
 }

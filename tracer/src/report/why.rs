@@ -9,6 +9,7 @@ use super::{
     row::{actions, detail},
 };
 use crate::{
+    called::as_typed,
     session::why::{FirstCause, Why},
     text::{count, safe},
     verdict::EvidenceType,
@@ -91,7 +92,7 @@ fn write_cause(out: &mut String, cause: &FirstCause, paint: Paint) {
         let _ = writeln!(out, "  but: {}", safe(&evidence.content));
     }
     for unseen in &cause.unseen {
-        let _ = writeln!(out, "  not observed: {}", safe(unseen));
+        let _ = writeln!(out, "  not observed: {}", safe(&as_typed(unseen)));
     }
     for action in actions(&cause.mitigation, cause.class, paint) {
         let _ = writeln!(out, "  {action}");

@@ -46,6 +46,9 @@ fn errors_and_hints_name_only_what_the_plugin_has() {
     let two_nodes = two_nodes.to_str().unwrap();
     let node = fixtures().join("two-nodes/node1.viptrace");
     let node = node.to_str().unwrap();
+    // Its actions and what was not observed name viptrace's own verbs.
+    let recorded = fixtures().join("recordings/debian-6.12-c17-insertion-failed.viptrace");
+    let recorded = recorded.to_str().unwrap();
     let lines: &[&[&str]] = &[
         &["why", "shop/cart"],
         &["why", "shop/cart", "--probe"],
@@ -73,6 +76,10 @@ fn errors_and_hints_name_only_what_the_plugin_has() {
         &["replay", node, "-o", "counts"],
         &["explain"],
         &["explain", "C99"],
+        &["explain", "C31"],
+        &["explain", "C32", "-o", "json"],
+        &["replay", recorded, "-o", "wide"],
+        &["replay", recorded, "-o", "story"],
     ];
     for line in lines {
         let said = said(line);
@@ -89,10 +96,30 @@ fn errors_and_hints_name_only_what_the_plugin_has() {
             );
         }
     }
+    let wide = said(&["replay", recorded, "-o", "wide"]);
+    assert!(wide.contains("affected: `kubectl viptrace trace --faults-only`"), "{wide}");
     let since = said(&["collect", "folder", "--since", "yesterday"]);
     assert!(since.contains("or 15m for so long ago") && !since.contains("recording"), "{since}");
     assert!(said(&["cleanup"]).contains("hint: give --kubeconfig FILE\n"));
     assert!(
         said(&["replay", "nowhere"]).contains("hint: check the path; `kubectl viptrace collect DIR` fetches")
     );
+}
+
+/// What only `viptrace` on a node has keeps its name, and a command that was renamed is one of the plugin's.
+#[test]
+fn pages_name_the_plugins_commands() {
+    let pages = said(&["explain", "--all", "-o", "json"]);
+    let typed: Vec<&str> = pages.split('`').filter(|text| text.starts_with("kubectl viptrace ")).collect();
+    assert!(typed.len() > 50, "{typed:?}");
+    for command in typed {
+        for flag in command.split([' ', '\\']).filter(|word| word.starts_with("--")) {
+            assert!(is_known_flag(flag), "the plugin has no {flag}: {command}");
+        }
+    }
+    for command in pages.split('`').filter(|text| text.starts_with("viptrace ")) {
+        let is_of_nodes = ["path ", "agent", "export "].iter().any(|verb| command[9..].starts_with(verb));
+        let has_own_flag = ["--kernel", "--record "].iter().any(|flag| command.contains(flag));
+        assert!(is_of_nodes || has_own_flag, "the plugin has this too: {command}");
+    }
 }
