@@ -8,6 +8,7 @@ pub(crate) mod finding;
 pub mod flows;
 mod left_out;
 pub mod path;
+mod remedy;
 pub mod triage;
 
 pub use finding::Words;

@@ -14,7 +14,7 @@ use std::{
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 
 /// The rooms, from the lowest to the highest. The first lines of a room's module state its purpose.
-const ROOMS: [&str; 30] = [
+const ROOMS: [&str; 31] = [
     "called",
     "error",
     "parse",
@@ -31,6 +31,7 @@ const ROOMS: [&str; 30] = [
     "rules",
     "node",
     "diagnosis::finding",
+    "diagnosis::remedy",
     "diagnosis::left_out",
     "diagnosis::audit",
     "diagnosis::path",

@@ -11,7 +11,7 @@ use viptrace::{
     class::{Class, Confidence, Domain, Severity},
     cluster::{
         Via,
-        model::{Object, Pod, TrafficPolicy},
+        model::{Labels, Object, Pod, TrafficPolicy},
     },
     node::{ProxyMode, RuleEffect},
     session::{Counts, Judged, Summary},
@@ -153,14 +153,22 @@ fn c20_no_endpoints_with_the_reason() {
         assert_eq!((verdict.class, verdict.domain), (Class::C20, Domain::NoEndpoints));
         assert_eq!(verdict.confidence, Confidence::High);
         assert!(verdict.root_cause.contains("matches no Pod"), "{}", verdict.root_cause);
-        assert!(
-            verdict
-                .mitigation
-                .immediate
-                .contains("kubectl -n shop get endpointslices -l kubernetes.io/service-name=cart")
-        );
         assert_eq!(verdict.flow.endpoint, None);
+        // As the check of the same Service.
+        let [compare, correct] = &verdict.mitigation.steps[..] else { panic!("{:?}", verdict.mitigation) };
+        assert!(compare.text.contains("`kubectl -n shop get pods --show-labels`"), "{compare:?}");
+        assert!(correct.text.contains("correct the selector, or the labels"), "{correct:?}");
     }
+    let mut world = World::new();
+    world.shop.becomes(EP, NOT_READY, 1_000);
+    let mut pod = world.shop.pods[&addr(EP).ip()].clone();
+    pod.ready = false;
+    world.shop.put(1_000, Object::Pod(pod.into()));
+    let verdict = world.verdict(untranslated().unreach(40_000, 3).connect_failed(40_001), 50_000);
+    assert!(verdict.root_cause.contains("its Pods are not ready: shop/cart-0"), "{}", verdict.root_cause);
+    let steps: Vec<&str> = verdict.mitigation.steps.iter().map(|step| &*step.text).collect();
+    assert!(steps[0].contains("`kubectl -n shop describe pod cart-0`"), "{steps:?}");
+    assert!(!verdict.mitigation.immediate.contains("selector"), "{steps:?}");
 }
 
 #[test]
@@ -634,16 +642,18 @@ fn hostile_names_reach_no_terminal_and_no_shell() {
     let mut world = World::of(Shop::with_endpoints(&[]));
     world.shop.cart.key.name = "cart; rm -rf \u{1b}[2J\u{202e}".into();
     let ip = addr(EP).ip();
-    let ringing = Pod { ready: false, trouble: Some("Pod \u{7}bell".into()), ..pod("cart-0", ip) };
+    let mut ringing = Pod { ready: false, trouble: Some("Pod \u{7}bell".into()), ..pod("cart-0", ip) };
+    ringing.key.name = "cart-0; reboot".into();
     world.shop.pods.insert(ip, ringing);
     let verdict = world.verdict(untranslated().unreach(10_000, 3), 20_000);
     let texts = format!("{}{}{}", verdict.root_cause, verdict.mitigation.immediate, verdict.service.unwrap());
     assert!(!texts.chars().any(|c| c.is_control() || c == '\u{202e}'), "{texts:?}");
-    assert!(
-        verdict.mitigation.immediate.contains("service-name='cart; rm -rf"),
-        "{}",
-        verdict.mitigation.immediate
-    );
+    let action = &verdict.mitigation.immediate;
+    assert!(action.contains("describe pod 'cart-0; reboot'"), "{action}");
+    world.shop.cart.selector = Labels::default();
+    let verdict = world.verdict(untranslated().unreach(10_000, 3), 20_000);
+    let action = &verdict.mitigation.immediate;
+    assert!(action.contains("service-name='cart; rm -rf"), "{action}");
 }
 
 #[test]

@@ -117,7 +117,7 @@ fn finding(case: &Case<'_>, confidence: Confidence) -> Finding {
     let detail = case.said(format_args!("{} has no usable endpoint{because}", case.name()));
     let mut finding = case.finding(Class::C20, detail).confidence(confidence).api(since, nothing);
     match &reason {
-        Some(reason) => finding = finding.api(None, format_args!("{reason}")),
+        Some(reason) => finding = finding.api(None, format_args!("{reason}")).remedied(reason),
         None if !case.uses_terminating() => {
             finding = finding.node(
                 case.ctx.node.read_at(),

@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
 
 use super::{Facts, Finding, Level, Scope};
 use crate::{
-    class::{Action, Class, Confidence, Severity, action},
+    class::{Class, Confidence, Severity, action},
     cluster::{
         History, Key, NoEndpointsReason, Vip,
         model::{AddressType, Service, ServicePort, ServiceType, TrafficPolicy, Via},
@@ -16,7 +16,6 @@ use crate::{
     diagnosis::{audit, left_out::LeftOut},
     net::Family,
     node::{ProxyMode, Release, Snapshot},
-    text::word,
     time::Timestamp,
     verdict::EvidenceType,
 };
@@ -185,12 +184,7 @@ fn no_endpoints(
                     "whether any client uses it: its connections are refused, and a trace shows them",
                 );
         }
-        if let NoEndpointsReason::PodsNotReady { pods, .. } = &reason
-            && let Some(pod) = pods.first()
-        {
-            finding = finding.fill("POD", word(&pod.key.name));
-        }
-        findings.push(finding.now(remedy(&reason)));
+        findings.push(finding.remedied(&reason));
     }
 }
 
@@ -239,24 +233,6 @@ fn is_placeholder(history: &History, key: &Key, reason: &NoEndpointsReason) -> b
         matches!(reason, NoEndpointsReason::SelectorMatchesNothing { .. } | NoEndpointsReason::NoSelector);
     let is_api = (&*key.namespace, &*key.name) == ("default", "kubernetes");
     is_empty && !is_api && history.has_had_endpoints(key, AT) != Some(true)
-}
-
-/// The actions for the reason: what shows it, and what repairs it.
-const fn remedy(reason: &NoEndpointsReason) -> &'static [Action] {
-    match reason {
-        NoEndpointsReason::SelectorMatchesNothing { .. } => {
-            &[action::COMPARE_SELECTOR, action::CORRECT_SELECTOR]
-        }
-        NoEndpointsReason::ScaledToZero { .. } => &[action::FIND_SCALER],
-        NoEndpointsReason::PodsNotReady { .. } => &[action::DESCRIBE_POD, action::MAKE_READY],
-        NoEndpointsReason::NotInSlices { .. } => &[action::READ_SLICE_CONTROLLER],
-        NoEndpointsReason::NoSelector => &[action::FIND_SLICE_WRITER],
-        NoEndpointsReason::PortName { .. } => &[action::COMPARE_PORT_NAMES, action::CORRECT_PORT_NAMES],
-        NoEndpointsReason::AddressFamily { .. } => &[action::COMPARE_FAMILIES],
-        NoEndpointsReason::EndpointsNotReady { .. }
-        | NoEndpointsReason::OnlyTerminating { .. }
-        | NoEndpointsReason::Unexplained => &[action::SHOW_SLICES],
-    }
 }
 
 fn local_policies(
