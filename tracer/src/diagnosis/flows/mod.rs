@@ -5,6 +5,7 @@
 //! I/O and has no clock except the flow's.
 
 mod backend_refused;
+mod behind;
 mod bounded;
 mod case;
 mod conntrack;
@@ -38,11 +39,11 @@ use record::Ruling;
 
 use super::finding::{Finding, Say, Words};
 
+pub(crate) use self::{behind::cause_behind, record::service_ref};
 pub use self::{
     neighbours::other_node,
     translations::{OtherFlows, Translations},
 };
-pub(crate) use self::{record::service_ref, stale_endpoints::cause_behind};
 use crate::{
     class::{Class, Confidence, Severity},
     cluster::{Address, History, Key, Membership, Standing, Via},
