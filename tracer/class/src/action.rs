@@ -221,6 +221,17 @@ pub const COMPARE_FAMILIES: Action = Action::reads(concat!(
 ))
 .when("the slices lack the address family");
 
+pub const FOLLOW_SUCCESSOR: Action = Action::reads(
+    "see why the Pod ends, and what keeps its successor from being ready: `kubectl -n {NAMESPACE} describe pod {POD}`; \
+     `kubectl -n {NAMESPACE} get pods -o wide`",
+)
+.when("every endpoint terminates");
+pub const KEEP_SECOND_REPLICA: Action = Action::disrupts(
+    "run a second replica, with a PodDisruptionBudget that keeps one ready and, in a Deployment, with maxUnavailable 0; let a \
+     preStop hook keep the application listening until another endpoint is ready",
+)
+.when("every endpoint terminates");
+
 pub const SHOW_SLICES: Action = Action::reads(slices!(" -o yaml")).when("there is no other evidence");
 
 // C26.

@@ -191,9 +191,25 @@ fn an_endpoint_that_leaves_in_steps_is_stale_from_the_first_that_counts() {
     assert!(said("should not have chosen 10.244.1.7:8080 for 42.0 s: first"), "{:?}", verdict.evidence);
     // While no other was ready, kube-proxy was right to choose it until it served no more.
     let world = with(false);
-    for (ms, class) in [(30_000, Class::C5), (42_000, Class::C5), (50_000, Class::C6), (62_000, Class::C6)] {
+    let alone = [
+        (22_000, Class::C5),
+        (30_000, Class::C20),
+        (42_000, Class::C5),
+        (50_000, Class::C6),
+        (62_000, Class::C6),
+    ];
+    for (ms, class) in alone {
         assert_eq!(refused(&world, ms).class, class, "{ms}, alone");
     }
+    let verdict = refused(&world, 30_000);
+    assert!(
+        verdict.root_cause.contains("it is the last endpoint of shop/cart:http, was terminating for 10.0 s"),
+        "{}",
+        verdict.root_cause
+    );
+    assert!(verdict.mitigation.immediate.contains("kubectl -n shop describe pod cart-0"), "{verdict:#?}");
+    assert!(verdict.mitigation.long_term.contains("PodDisruptionBudget"), "{verdict:#?}");
+    assert!(!verdict.mitigation.immediate.contains("wait"), "{verdict:#?}");
     // What it still answers within its Pod's end is a drain.
     let world = with(true);
     let healthy = |ms| world.verdict(to_cart().healthy(ms), ms + 10_000).class;

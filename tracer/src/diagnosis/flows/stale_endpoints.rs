@@ -13,7 +13,7 @@ use super::{
     datagrams::unanswered_for,
     foreign_rules,
     iptables_sync::lag,
-    text::{length, phrase},
+    text::{length, phrase, word},
     withdrawal::{is_still_ending, withdrawn_since},
 };
 use crate::{
@@ -292,10 +292,11 @@ fn how_long(case: &Case<'_>, since: Timestamp) -> impl Display {
     })
 }
 
-/// C5: the endpoint ends, and its last connections meet it closed.
+/// C5; C20 if the Service has had no other endpoint for longer than the grace.
 /// Mechanism: a Pod that is deleted stops listening when its process exits. kube-proxy learns that the endpoint
 /// terminates at about the same time, and while every endpoint terminates it still sends there (N8). Until the
-/// `EndpointSlice` drops the endpoint, new connections are refused or unanswered.
+/// `EndpointSlice` drops the endpoint, new connections are refused or unanswered. That ends within seconds where another
+/// endpoint is ready; where none is, the Service is down until one is, and kube-proxy's choice was right.
 /// For: the endpoint was terminating when it was chosen, or was removed within the grace after the failure; its Pod's
 /// deletion had been requested.
 /// Against: an endpoint that is only not ready has an application that is down (C28). One that is chosen although others
@@ -312,6 +313,9 @@ pub(super) fn departing(case: &Case<'_>) -> Option<Finding> {
     let ended = case.ended();
     let since = ending_since(case, endpoint, member)?;
     let verb = if case.outcome == Outcome::Refused { "refused" } else { "did not answer" };
+    if is_last(case, member) && !case.within_grace(since) {
+        return Some(last_one_ends(case, member, since, verb));
+    }
     let when = if since <= ended {
         case.said(format_args!("{} before", length(ended.since(since))))
     } else {
@@ -340,6 +344,46 @@ pub(super) fn departing(case: &Case<'_>) -> Option<Finding> {
             .if_nothing_was_lost();
     }
     Some(finding)
+}
+
+/// Whether kube-proxy had nothing but endpoints that terminate.
+fn is_last(case: &Case<'_>, member: &EndpointState<'_>) -> bool {
+    member.conditions.terminating
+        && case.usable().is_some_and(|usable| usable.terminating && usable.count > 0)
+}
+
+fn last_one_ends(case: &Case<'_>, member: &EndpointState<'_>, since: Timestamp, verb: &str) -> Finding {
+    let count = case.usable().map_or(0, |usable| usable.count);
+    let which = if count == 1 { "the last endpoint" } else { "one of the last endpoints" };
+    let mut finding = case
+        .finding(
+            Class::C20,
+            format_args!(
+                "{} {verb}: it is {which} of {}, was terminating {}, and no other is ready",
+                case.endpoint_name(),
+                case.name(),
+                how_long(case, since)
+            ),
+        )
+        .confidence(Confidence::Medium)
+        .api(
+            Some(since),
+            format_args!(
+                "no endpoint of {} is ready; kube-proxy sends to those that serve while they terminate: {count}",
+                case.name()
+            ),
+        )
+        .unobserved("whether its application failed before the termination: its log shows it (C28)")
+        .related(&[Class::N8, Class::C28])
+        .now(&[action::FOLLOW_SUCCESSOR, action::FIND_SCALER])
+        .later(&[action::KEEP_SECOND_REPLICA]);
+    if let Some(pod) = member.pod {
+        finding = finding.fill("POD", word(&pod.key.name));
+    }
+    if is_undated(case) {
+        finding = finding.unobserved("when it was chosen").if_nothing_was_lost();
+    }
+    finding
 }
 
 /// When this member began to end, up to the grace after the flow's own end.
