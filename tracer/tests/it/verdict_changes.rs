@@ -216,6 +216,49 @@ fn an_endpoint_that_leaves_in_steps_is_stale_from_the_first_that_counts() {
     assert_eq!([healthy(30_000), healthy(42_000), healthy(62_000)], [Class::Ok, Class::Ok, Class::C6]);
 }
 
+/// The kubelet counts a Pod's grace from its deletion, whatever its slices say meanwhile.
+#[test]
+fn a_connection_has_one_grace_for_all_steps_of_its_endpoints_end() {
+    let ended = Conditions { ready: false, serving: false, terminating: true };
+    let mut world = World::of(Shop::with_endpoints(&[EP, SECOND]));
+    world.shop.becomes(EP, TERMINATING, 20_000);
+    world.shop.becomes(EP, ended, 40_000);
+    world.shop.leaves(EP, 50_000);
+    let broken = |ms: u64| {
+        let script = to_cart()
+            .established(10_000)
+            .send_reset(ms, true, TcpState::Established, "TCP_ABORT_ON_CLOSE")
+            .receive_reset(ms + 1, TcpState::Established)
+            .state(ms + 1, false, TcpState::Established, TcpState::Close);
+        world.verdict(script, ms + 40_000)
+    };
+    // 30 s, and the 5 s of the trace.
+    for (ms, class) in [(45_000, Class::N9), (54_000, Class::N9), (60_000, Class::C7)] {
+        let verdict = broken(ms);
+        assert_eq!(verdict.class, class, "{ms}: {}", verdict.root_cause);
+    }
+    let late = broken(60_000);
+    assert!(late.root_cause.contains("10.0 s after its endpoint was removed"), "{}", late.root_cause);
+    let begun = |it: &str| late.evidence.iter().any(|evidence| evidence.content.contains(it));
+    assert!(begun("began to terminate, 30.0 s before it was removed"), "{:?}", late.evidence);
+}
+
+/// kube-proxy deletes the entries of datagrams to an endpoint that does not serve, listed or not.
+#[test]
+fn an_entry_is_stale_from_when_its_endpoint_serves_no_more() {
+    let ended = Conditions { ready: false, serving: false, terminating: true };
+    let mut world = World::of(Shop::with_endpoints(&[EP, SECOND]));
+    world.shop.becomes(EP, TERMINATING, 15_000);
+    world.shop.becomes(EP, ended, 20_000);
+    world.shop.leaves(EP, 56_000);
+    let old = world.verdict(to_cart().udp().confirm(10_000).listed(60_000, 58_000), 61_000);
+    assert_eq!(old.class, Class::C8, "{}", old.root_cause);
+    assert!(old.root_cause.contains("38.0 s after the endpoint had left"), "{}", old.root_cause);
+    // The rules made it while the endpoint was listed, and served no more.
+    let young = world.verdict(to_cart().udp().confirm(40_000).listed(70_000, 68_000), 71_000);
+    assert_eq!(young.class, Class::C6, "{}", young.root_cause);
+}
+
 /// A copy of an `Endpoints` object lists those that are not ready without `serving`, which then counts as true.
 #[test]
 fn an_endpoint_that_serves_and_is_neither_ready_nor_terminating_gets_nothing() {

@@ -8,6 +8,7 @@ use super::{
     case::BEFORE_SILENCE,
     stale_endpoints::{UNSEEN_CLOSE, termination_grace},
     text::{length, times},
+    withdrawal::began_to_end,
 };
 use crate::{
     class::{Class, Confidence, Severity, action},
@@ -362,7 +363,8 @@ fn left_before(case: &Case<'_>, endpoint: SocketAddr, at: Timestamp, removed: Ti
     let membership = case.ctx.cluster.membership(&case.vip, endpoint, at);
     let after = at.since(removed);
     let grace = termination_grace(case, membership.state(), endpoint.ip());
-    let is_draining = after <= grace.saturating_add(case.ctx.grace);
+    let began = began_to_end(case, endpoint, &membership, at).unwrap_or(removed);
+    let is_draining = at.since(began) <= grace.saturating_add(case.ctx.grace);
     let class = if is_draining { Class::N9 } else { Class::C7 };
     let what = format_args!(
         "the connection continued {} after its endpoint {endpoint} left {}, and its conntrack entry was gone",

@@ -14,7 +14,7 @@ use super::{
     foreign_rules,
     iptables_sync::lag,
     text::{length, phrase, word},
-    withdrawal::{is_still_ending, withdrawn_since},
+    withdrawal::{began_to_end, is_still_ending, unserved_since, withdrawn_since},
 };
 use crate::{
     class::{Class, Confidence, Severity, action},
@@ -48,7 +48,7 @@ fn kept_by_ipvs(case: &Case<'_>) -> Option<Finding> {
     let endpoint = case.endpoint.filter(|_| case.is_ipvs())?;
     let is_failed = matches!(case.outcome, Outcome::Refused | Outcome::Unreachable);
     let seen = case.flow.datagram_failed(endpoint).filter(|_| is_failed)?;
-    let removed = case.ctx.cluster.membership(&case.vip, endpoint, seen).unusable_since()?;
+    let removed = unserved_since(case, endpoint, seen)?;
     let sent = seen.saturating_sub(NEIGHBOUR_WAIT);
     let is_late = sent > removed.at_latest().saturating_add(case.ctx.grace);
     // A choice after the removal and the grace is the rules' own.
@@ -432,7 +432,7 @@ pub(super) fn stale_entry(case: &Case<'_>) -> Option<Finding> {
     let LastDatagram { seen, sent, failed } = last_datagram(case, endpoint)?;
     let (removed, certain) = match case.ctx.cluster.membership(&case.vip, endpoint, seen) {
         Membership::NeverSeen { since } => (since, false),
-        membership => (membership.unusable_since()?, true),
+        _ => (unserved_since(case, endpoint, seen)?, true),
     };
     // Another program's entry (a hostPort, a load balancer on the node) never had an endpoint of the Service.
     if !certain && unlisted_but_not_stale(case).is_some() {
@@ -601,6 +601,9 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
     }
     let grace = termination_grace(case, membership.state(), endpoint.ip());
     let after = ended.since(removed);
+    // The Pod's grace counts from its deletion, with which the endpoint begins to terminate, not from the end of its process.
+    let began = began_to_end(case, endpoint, &membership, ended).unwrap_or(removed);
+    let ending = ended.since(began);
     // The kubelet counts from when it learns of the deletion, gives a preStop hook that runs too long two seconds more, and
     // the sockets end with the last process.
     let grace = grace.saturating_add(case.ctx.grace);
@@ -613,7 +616,15 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
     let drained = case.outcome.is_success() || is_closing || outlived;
     let name = case.endpoint_name();
     let left = case.said(format_args!("{name} left the usable endpoints of {}", case.name()));
-    if drained || after <= grace {
+    let with_begin = |finding: Finding| {
+        if began == removed {
+            return finding;
+        }
+        let so_long = length(removed.since(began));
+        finding
+            .api(Some(began), format_args!("{endpoint} began to terminate, {so_long} before it was removed"))
+    };
+    if drained || ending <= grace {
         let how = match case.outcome {
             Outcome::Established => "was still open",
             Outcome::Closed => "ended normally",
@@ -635,6 +646,7 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
             .confidence(if sure { Confidence::High } else { Confidence::Medium })
             .severity(if drained { Severity::None } else { Severity::Low })
             .api(Some(removed), left);
+        finding = with_begin(finding);
         if !drained {
             finding = finding.later(&[action::DRAIN_GRACEFULLY]);
         }
@@ -663,6 +675,7 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
         .finding(Class::C7, format_args!("{what} {} after its endpoint was removed", length(after)))
         .confidence(if is_sure { Confidence::High } else { Confidence::Medium })
         .api(Some(removed), left);
+    finding = with_begin(finding);
     if is_end_unseen {
         finding = finding.unobserved(UNSEEN_CLOSE).related(&[Class::N9]);
     }

@@ -1,5 +1,5 @@
-//! Since when kube-proxy's rules should no longer choose an endpoint that leaves in steps: it terminates and serves, it
-//! serves no more, it is removed.
+//! Since when kube-proxy's rules, or its cleanup of conntrack, should be done with an endpoint that leaves in steps: it
+//! terminates and serves, it serves no more, it is removed.
 //!
 //! Owns the walk back over these steps. Judges nothing.
 
@@ -26,25 +26,60 @@ pub(super) fn withdrawn_since(
     state: &Membership<'_>,
     at: Timestamp,
 ) -> Option<Timestamp> {
-    let (mut state, mut at, mut withdrawn) = (*state, at, None);
+    first_step(ctx, vip, endpoint, state, at, |state, at| match state {
+        Membership::Member { state, since } if state.conditions.may_serve() => {
+            let preferred = || preferred_since(ctx, vip, at);
+            state.conditions.terminating.then(preferred).flatten().map(|preferred| preferred.max(*since))
+        }
+        state => state.unusable_since(),
+    })
+}
+
+/// Since when an endpoint that does not serve at `at` has not: it left, or serves no more. kube-proxy deletes the entries of
+/// datagrams from then on, whether the endpoint is listed or not (`CleanStaleEntries`, `pkg/proxy/conntrack/cleanup.go`, with
+/// `IsServing`).
+pub(super) fn unserved_since(case: &Case<'_>, endpoint: SocketAddr, at: Timestamp) -> Option<Timestamp> {
+    let state = case.ctx.cluster.membership(&case.vip, endpoint, at);
+    first_step(case.ctx, &case.vip, endpoint, &state, at, |state, _| known(state.unusable_since()))
+}
+
+/// Since when an endpoint that has left or terminates at `at` ends: the kubelet counts the Pod's grace from its deletion, with
+/// which the slices mark it as terminating.
+pub(super) fn began_to_end(
+    case: &Case<'_>,
+    endpoint: SocketAddr,
+    state: &Membership<'_>,
+    at: Timestamp,
+) -> Option<Timestamp> {
+    first_step(case.ctx, &case.vip, endpoint, state, at, |state, _| known(state.ending_since()))
+}
+
+/// A step before the known history has no time.
+fn known(step: Option<Timestamp>) -> Option<Timestamp> {
+    step.filter(|step| *step > Timestamp::MIN)
+}
+
+/// The time of the first of the steps that lead to this state at `at` without a break. `step` has the time of the step to a state
+/// that the endpoint is in; `None` ends the walk, and so does a time after the beginning of that state.
+fn first_step(
+    ctx: &Context<'_>,
+    vip: &Vip<'_>,
+    endpoint: SocketAddr,
+    state: &Membership<'_>,
+    at: Timestamp,
+    step: impl Fn(&Membership<'_>, Timestamp) -> Option<Timestamp>,
+) -> Option<Timestamp> {
+    let (mut state, mut at, mut first) = (*state, at, None);
     for _ in 0..MAX_STEPS {
-        let step = match &state {
-            Membership::Left { at, .. } => *at,
-            Membership::Member { state, since } if !state.conditions.may_serve() => *since,
-            Membership::Member { state, since } if state.conditions.terminating => {
-                let Some(preferred) = preferred_since(ctx, vip, at) else { break };
-                if preferred > *since {
-                    return Some(preferred);
-                }
-                *since
-            }
-            _ => break,
+        let (Membership::Left { at: begun, .. } | Membership::Member { since: begun, .. }) = state else {
+            break;
         };
-        withdrawn = Some(step);
-        if step == Timestamp::MIN {
+        let Some(taken) = step(&state, at) else { break };
+        first = Some(taken);
+        if taken > begun || begun == Timestamp::MIN {
             break;
         }
-        at = step.saturating_sub(Duration::from_nanos(1));
+        at = begun.saturating_sub(Duration::from_nanos(1));
         let before = ctx.cluster.membership(vip, endpoint, at);
         // The same state again is one that is only assumed of the time before the first known version.
         if before.member().map(|member| member.conditions) == state.member().map(|member| member.conditions) {
@@ -52,7 +87,7 @@ pub(super) fn withdrawn_since(
         }
         state = before;
     }
-    withdrawn
+    first
 }
 
 /// Since when kube-proxy must not choose a terminating endpoint that serves: since another is ready, or always if this
