@@ -130,6 +130,9 @@ pub const REMOVE_HEADLESS_LABEL: Action = Action::disrupts(
     "let kube-proxy serve it: `kubectl -n {NAMESPACE} label service {SERVICE} service.kubernetes.io/headless-`",
 )
 .when("it has a ClusterIP and the label service.kubernetes.io/headless");
+pub const PROBE_ENDPOINT: Action =
+    Action::reads(concat!("find the way to one of its endpoints instead, which have hosts: ", slices!()))
+        .when("traceroute or tracepath asks");
 pub const SHOW_SERVICE: Action = Action::reads(service!(" -o yaml")).when("kube-proxy does not serve it");
 // C8.
 pub const LIST_OLD_ENTRIES: Action =

@@ -143,6 +143,7 @@ pub(super) const C5c: Entry = Entry::fault("port not in the Service", &[ServiceC
     .now(&[
         Action::reads(concat!("compare number and protocol of the client's port: ", service!(" -o wide"))),
         action::FIND_OLD_ADDRESS,
+        action::PROBE_ENDPOINT,
         action::RULES_DIFFER,
     ])
     .later(&[Action::reads("take ports from the Service's names, and resolve its name for each connection")])

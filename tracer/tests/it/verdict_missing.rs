@@ -8,7 +8,7 @@ use crate::{
     node_support::{Rules, iptables},
 };
 use viptrace::{
-    class::{Class, Confidence, Domain},
+    class::{Class, Confidence, Domain, Severity},
     cluster::{
         Via,
         model::{Object, Pod, ProbeKind},
@@ -463,4 +463,34 @@ fn c26_a_node_port_in_a_family_that_the_service_does_not_have() {
         assert_eq!(verdict.class, Class::C26, "{verdict:#?}");
         assert!(verdict.root_cause.contains(words), "{}", verdict.root_cause);
     }
+}
+
+/// Each of its datagrams goes to another port, and none is a client's.
+#[test]
+fn c5c_a_traceroute_to_a_vip_is_one_cause() {
+    let sent = |port: u16| Script::new(CLIENT, &format!("10.96.0.10:{port}"), None).udp().unreach(10_000, 3);
+    let verdict = |script| World::new().verdict(script, 20_000);
+    let (first, last) = (verdict(sent(33_434)), verdict(sent(33_523)));
+    assert_eq!(
+        (first.class, first.severity, first.confidence),
+        (Class::C5c, Severity::Low, Confidence::Medium)
+    );
+    assert_eq!((first.key(), &first.root_cause), (last.key(), &last.root_cause));
+    assert_eq!(first.service.unwrap().to_string(), "shop/cart:33434-33534");
+    assert_eq!(first.flow.vip, Some(addr("10.96.0.10:33434")));
+    assert!(
+        first.unseen.iter().any(|it| it.contains("a client that wants port 33434")),
+        "{:?}",
+        first.unseen
+    );
+    let path = verdict(sent(44_447)).service.unwrap();
+    assert_eq!(path.to_string(), "shop/cart:44444-44508");
+    // A client's ports are told apart, and so is TCP.
+    assert_eq!(verdict(sent(5_000)).service.unwrap().to_string(), "shop/cart:5000");
+    let tcp = Script::new(CLIENT, "10.96.0.10:33434", None).unreach(10_000, 3).connect_failed(10_001);
+    let tcp = verdict(tcp);
+    assert_eq!(
+        (tcp.service.as_ref().unwrap().to_string().as_str(), tcp.severity),
+        ("shop/cart:33434", Severity::Medium)
+    );
 }

@@ -5,8 +5,8 @@
 use std::{borrow::Cow, net::SocketAddr, sync::Arc};
 
 use super::{
-    Context, Finding, Lasting, Outline, case::Case, is_plain, resets, text::clean, timeline::kernel_evidence,
-    verdict_time,
+    Context, Finding, Lasting, Outline, case::Case, is_plain, resets, service_config::probed_ports,
+    text::clean, timeline::kernel_evidence, verdict_time,
 };
 use crate::{
     class::{Class, Domain},
@@ -36,7 +36,7 @@ impl<'a> Ruling<'a> {
         Self { flow, ctx, case: Some(case), without_port: None, finding }.with_gaps().with_losses()
     }
 
-    /// It names the Service with the port's number.
+    /// It names the Service with the port's number, or the numbers of a traceroute.
     pub(super) fn without_port(
         flow: &'a Flow,
         ctx: &'a Context<'a>,
@@ -87,7 +87,10 @@ impl<'a> Ruling<'a> {
         if let Some(case) = &self.case {
             return Some(service_ref(&case.vip.service.key, case.vip.port.label()));
         }
-        Some(service_ref(self.without_port?, self.flow.orig.dst.port().to_string().into()))
+        // All that one traceroute sends is one cause.
+        let probed = probed_ports(self.flow).filter(|_| self.finding.class == Class::C5c);
+        let port = probed.map_or_else(|| self.flow.orig.dst.port().to_string(), ToString::to_string);
+        Some(service_ref(self.without_port?, port.into()))
     }
 
     /// A probe goes to the endpoint itself.

@@ -1,7 +1,7 @@
 //! The Service differs from the client's assumption: wrong port (C5c), a label that makes kube-proxy leave it out (C5d), a
 //! Local policy without a local endpoint (C21, C22), no address at all (C27); and hints that narrow its endpoints (C25).
 
-use std::net::SocketAddr;
+use std::{fmt, net::SocketAddr};
 
 use super::{Case, Context, Finding, text::length};
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
     cluster::{Key, Usable, Via},
     diagnosis::left_out::LeftOut,
     flow::{Decision, Flow, Outcome},
-    net::Family,
+    net::{Family, Protocol},
     node::{ProxyMode, Release, RuleEffect},
     time::Timestamp,
     verdict::EvidenceType,
@@ -41,10 +41,53 @@ pub(super) fn unknown_port(flow: &Flow, ctx: &Context<'_>, service: &Key) -> Opt
         // A load balancer (Google's) checks kube-proxy itself at the address that it balances.
         return None;
     }
-    Some(ctx.finding(Class::C5c, format_args!("{service} has no port {port}/{}", flow.orig.protocol)).api(
-        None,
-        format_args!("{} is an address of {service}, which does not list port {port}", flow.orig.dst.ip()),
-    ))
+    let ip = flow.orig.dst.ip();
+    let unlisted = format_args!("{ip} is an address of {service}, which does not list port {port}");
+    let Some(ProbedPorts { program, first, last }) = probed_ports(flow) else {
+        let what = format_args!("{service} has no port {port}/{}", flow.orig.protocol);
+        return Some(ctx.finding(Class::C5c, what).api(None, unlisted));
+    };
+    // The same words for every port of one run.
+    let what =
+        format_args!("{service} has none of the ports {first} to {last}/UDP, to which {program} sends");
+    Some(
+        ctx.finding(Class::C5c, what)
+            .confidence(Confidence::Medium)
+            .severity(Severity::Low)
+            .api(None, unlisted)
+            .unobserved(format_args!(
+                "the sender's intention: a client that wants port {port} looks like {program}"
+            ))
+            .now(&[action::PROBE_ENDPOINT]),
+    )
+}
+
+/// The ports of a program that finds the hops of a way: each of its datagrams goes to the next one, and none is meant for a
+/// server.
+pub(super) struct ProbedPorts {
+    program: &'static str,
+    first: u16,
+    last: u16,
+}
+
+/// Three for each of 30 hops, from 33434 on (`DEF_START_PORT` of traceroute), and up to 64 from 44444 on (`base_port` and
+/// `HIS_ARRAY_SIZE` of iputils' tracepath).
+const PROBED_PORTS: [ProbedPorts; 2] = [
+    ProbedPorts { program: "traceroute", first: 33_434, last: 33_534 },
+    ProbedPorts { program: "tracepath", first: 44_444, last: 44_508 },
+];
+
+impl fmt::Display for ProbedPorts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.first, self.last)
+    }
+}
+
+/// The ports of such a program that this datagram's is one of.
+pub(super) fn probed_ports(flow: &Flow) -> Option<&'static ProbedPorts> {
+    let port = flow.orig.dst.port();
+    let is_probed = |ports: &&ProbedPorts| (ports.first..=ports.last).contains(&port);
+    PROBED_PORTS.iter().find(is_probed).filter(|_| flow.orig.protocol == Protocol::UDP)
 }
 
 /// C5c, an address that no Service has.
