@@ -118,12 +118,24 @@ impl Flow {
     }
 
     /// Of a datagram flow that was answered: how a later datagram failed. No hook observes the answers after the first, but
-    /// this one had none.
+    /// this one had none. Of drops, only a rule's counts: a full queue loses one datagram among many.
     fn failed_later(&self) -> Option<Outcome> {
-        self.trouble.as_ref()?;
-        self.answer_read()?;
+        let trouble = self.trouble.as_ref()?;
+        let answered = self.answer_read()?;
         let later = self.opening_outcome();
-        matches!(later, Outcome::Refused | Outcome::Rejected | Outcome::Unreachable).then_some(later)
+        // IPVS drops with the same reason.
+        let by_rule = || {
+            let of_request = |drop: &super::Dropped| drop.opening && drop.stage != super::Stage::Reply;
+            let is_later = |drop: &super::Dropped| drop.occurrences.last >= answered;
+            let mut drops = trouble.drops.iter().filter(|drop| drop.is("NETFILTER_DROP"));
+            !self.met_ipvs() && drops.any(|drop| of_request(drop) && is_later(drop))
+        };
+        let is_failure = match later {
+            Outcome::Refused | Outcome::Rejected | Outcome::Unreachable => true,
+            Outcome::Dropped => by_rule(),
+            _ => false,
+        };
+        is_failure.then_some(later)
     }
 
     /// When the entry of a UDP flow was read and had seen an answer. A listing shows only that there once was one.

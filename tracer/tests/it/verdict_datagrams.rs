@@ -177,6 +177,17 @@ fn a_datagram_that_fails_after_an_answer() {
     inherited.shop.newcomer(EP, 50_000);
     assert_eq!(classes(&inherited, no_socket(answered(), 60_000)), [Class::Ok, Class::C8]);
 
+    // A policy came, or the rule that accepted it went.
+    let policy = last(&world, dropped(answered(), 40_000, "NETFILTER_DROP"));
+    assert_eq!(policy.class, Class::C30, "{policy:#?}");
+    assert!(policy.root_cause.contains("after NAT; it answered earlier ones"), "{}", policy.root_cause);
+    let limited = dropped(to_cart().confirm(10_000), 10_050, "NETFILTER_DROP").reread(15_100, REPLIED);
+    assert_eq!(classes(&world, limited).pop(), Some(Class::Ok));
+    // Its entry leads to IPVS, which drops for reasons of its own; a queue overflows in one moment.
+    let of_ipvs = by_ipvs(dropped_by_ipvs(answered(), 40_000, Hook::KfreeSkb));
+    assert!(!classes(&world, of_ipvs).contains(&Class::C30));
+    assert_eq!(classes(&world, dropped(answered(), 40_000, "QDISC_DROP")), [Class::Ok]);
+
     // The answer came after the refusal.
     let started = no_socket(to_cart().confirm(10_000), 10_001).delete(12_000, REPLIED);
     assert_eq!(classes(&world, started).pop(), Some(Class::Ok));

@@ -101,7 +101,9 @@ pub(super) fn dropped(case: &Case<'_>) -> Option<Finding> {
     let stops = packet.stops(case);
     if case.endpoint.is_some() {
         let endpoint = case.endpoint_name();
-        let what = format!("a rule drops packets to endpoint {endpoint} of {}, after NAT", case.name());
+        let after = if drop.stage == Stage::Before { "" } else { ", after NAT" };
+        let before = if case.was_answered() { "; it answered earlier ones" } else { "" };
+        let what = format!("a rule drops packets to endpoint {endpoint} of {}{after}{before}", case.name());
         return Some(packet.finding(case, &what, stops.as_ref()));
     }
     // Before NAT, kube-proxy's own rules drop too: only a rule that was found is another program's.
