@@ -256,7 +256,14 @@ pub const READ_LOAD_BALANCER_EVENTS: Action = Action::reads(
 )
 .when("the load balancer has no address that the node serves");
 
-// C29, C30.
+// C28, C29, C30.
+pub const ASK_OUTSIDE: Action = Action::reads(concat!(
+    "compare its address and port with those of the server that it stands for: ",
+    slices!(" -o yaml"),
+    "; connect to it from the same client: `{CONNECT=nc -zvw 3 ENDPOINT_IP PORT}`; if that fails too, look at that host and \
+     at the path to it"
+))
+.when("the endpoint is no Pod");
 pub const DESCRIBE_ENDPOINT_NODE: Action =
     Action::reads("`kubectl describe node {ENDPOINT_NODE}`").when("the endpoint's node is not Ready");
 pub const TRACE_CLIENT: Action = Action::reads(

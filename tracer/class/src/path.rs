@@ -25,6 +25,7 @@ pub(super) const C28: Entry = Entry::fault("endpoint refuses connections", &[Bac
             "correct the targetPort, or the address and port on which the application listens: ",
             edit!()
         )),
+        action::ASK_OUTSIDE,
     ])
     .later(&[Action::disrupts("give the Pod a readiness probe on this port")])
     .lab(&["c28-refused-same-node", "c28-refused-other-node", "c28-udp-refused", "c28-sctp-refused"]);
@@ -41,6 +42,7 @@ pub(super) const C29: Entry = Entry::fault("endpoint silent or unreachable", &[N
             "see which Pod it is: `kubectl get pods -A -o wide --field-selector status.podIP={ENDPOINT_IP}`",
         ),
         action::TRACE_CLIENT,
+        action::ASK_OUTSIDE,
     ])
     .later(&[
         Action::disrupts("give the Pod a readiness probe, so that a silent one leaves the endpoints"),

@@ -86,4 +86,5 @@ mod verdict_ordinary;
 mod verdict_policy;
 mod verdict_resets;
 mod verdict_silent;
+mod verdict_unusual;
 mod wording;

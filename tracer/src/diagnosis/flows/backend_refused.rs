@@ -1,8 +1,12 @@
 //! C28: the endpoint is current and refuses the connection.
 
-use super::{Case, Finding, network_path::refused_there, sidecar};
+use super::{
+    Case, Finding,
+    network_path::{connect_command, refused_there},
+    sidecar,
+};
 use crate::{
-    class::{Class, Confidence},
+    class::{Class, Confidence, action},
     cluster::model::Uid,
     flow::{End, Outcome},
     net::Protocol,
@@ -68,6 +72,12 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
                 case.vip.port.target
             ),
         );
+    if case.is_no_pod() {
+        finding = finding.now(&[action::ASK_OUTSIDE]).later(&[]);
+        if finding.has_words() {
+            finding = finding.fill("CONNECT", connect_command(case, endpoint));
+        }
+    }
     if let Some((decision, proxy)) = proxy {
         finding = finding
             .kernel(

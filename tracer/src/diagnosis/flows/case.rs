@@ -365,6 +365,16 @@ impl<'a> Case<'a> {
         })
     }
 
+    /// Whether the endpoint is known to be no Pod: a person or a program wrote it into the slices, as the API servers do for
+    /// default/kubernetes.
+    pub(super) fn is_no_pod(&self) -> bool {
+        let cluster = self.ctx.cluster;
+        let is_without_pod = |endpoint: SocketAddr| cluster.pod_by_ip(endpoint.ip(), self.decided).is_none();
+        cluster.knows(Kind::Pod)
+            && self.member().is_some_and(|member| member.pod.is_none())
+            && self.endpoint.is_some_and(is_without_pod)
+    }
+
     /// The endpoint's state when it was chosen, if a slice listed it then.
     pub(super) fn member(&self) -> Option<&EndpointState<'a>> {
         self.membership.as_ref()?.member()

@@ -96,6 +96,9 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
     if finding.has_words() {
         finding = finding.fill("CONNECT", connect_command(case, endpoint));
     }
+    if case.is_no_pod() {
+        finding = finding.now(&[action::ASK_OUTSIDE]).later(&[action::WATCH_PATH]);
+    }
     if is_expired {
         finding = finding.unobserved(
             "the TTL that the client set: `traceroute` and `mtr` set a low one; `ip route get` on each node shows a loop",
@@ -116,11 +119,16 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
                 .unobserved(format_args!("whether the packet reached node {name}: a trace there shows it"));
         }
         Some(_) if case.outcome != Outcome::Unreachable => {
+            let who = if case.is_no_pod() { "host" } else { "Pod" };
             finding = finding.unobserved(format_args!(
-                "whether the Pod received it and did not answer: a connection from the same client to {endpoint} decides"
+                "whether the {who} received it and did not answer: a connection from the same client to {endpoint} decides"
             ));
         }
         Some(_) => {}
+        None if case.is_no_pod() => {
+            finding =
+                finding.unobserved("whether the packet reached that host, which is no Pod of the cluster");
+        }
         None => finding = finding.unobserved("the node of the endpoint"),
     }
     if case.outcome == Outcome::Silent {
@@ -243,7 +251,7 @@ fn host(case: &Case<'_>, ip: IpAddr) -> String {
 }
 
 /// The command that connects to the endpoint without the Service, from the client's Pod if it has one.
-fn connect_command(case: &Case<'_>, endpoint: SocketAddr) -> String {
+pub(super) fn connect_command(case: &Case<'_>, endpoint: SocketAddr) -> String {
     let (ip, port, flow) = (endpoint.ip(), endpoint.port(), case.flow);
     let is_dns = flow.orig.dst.port() == 53;
     let command = match flow.orig.protocol {
