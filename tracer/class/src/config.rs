@@ -31,11 +31,10 @@ pub(super) const C20: Entry = Entry::fault("Service has no endpoints", &[NoEndpo
         action::COMPARE_PORT_NAMES,
         action::CORRECT_PORT_NAMES,
         action::COMPARE_FAMILIES,
-        action::FOLLOW_SUCCESSOR,
         action::SHOW_SLICES,
         action::RULES_DIFFER,
     ])
-    .later(&[Action::reads("alert on Services without endpoints"), action::KEEP_SECOND_REPLICA])
+    .later(&[Action::reads("alert on Services without endpoints")])
     .references(&["kubernetes/kubernetes#97360"])
     .lab(&["c20-no-endpoints", "c20-sctp-no-endpoints"]);
 

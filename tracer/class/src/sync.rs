@@ -2,7 +2,9 @@
 
 use crate::{
     Action,
-    Domain::{ApiConnectivity, IptablesSync, PodCrash, ServiceConfig, StaleEndpoints, VersionSkew},
+    Domain::{
+        ApiConnectivity, IptablesSync, NoEndpoints, PodCrash, ServiceConfig, StaleEndpoints, VersionSkew,
+    },
     Entry,
     Seen::{Both, Check, Trace},
     Severity::{Critical, High, Low, Medium},
@@ -111,12 +113,20 @@ pub(super) const C4: Entry = Entry::fault("rule sync failing", &[IptablesSync], 
          kube-proxy's metrics and log",
     );
 
-pub(super) const C5: Entry = Entry::fault("rule missing or late", &[IptablesSync], High)
+pub(super) const C5: Entry = Entry::fault("rule missing or late", &[IptablesSync, NoEndpoints], High)
     .seen(Both)
-    .now(&[action::READ_LOG, action::RESTART, action::WAIT, action::SPEED_UP, action::GIVE_CPU])
+    .now(&[
+        action::READ_LOG,
+        action::RESTART,
+        action::WAIT,
+        action::SPEED_UP,
+        action::GIVE_CPU,
+        action::FOLLOW_SUCCESSOR,
+    ])
     .later(&[
         Action::reads("alert on kubeproxy_network_programming_duration_seconds; let clients retry"),
         action::MOVE_TO_NFTABLES,
+        action::KEEP_SECOND_REPLICA,
     ])
     .escalate(&[RESTART_DOES_NOT_HELP, ALL_NODES])
     .lab(&["c5-one-service-without-rules"]);

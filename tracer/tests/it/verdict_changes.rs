@@ -193,7 +193,7 @@ fn an_endpoint_that_leaves_in_steps_is_stale_from_the_first_that_counts() {
     let world = with(false);
     let alone = [
         (22_000, Class::C5),
-        (30_000, Class::C20),
+        (30_000, Class::C5),
         (42_000, Class::C5),
         (50_000, Class::C6),
         (62_000, Class::C6),

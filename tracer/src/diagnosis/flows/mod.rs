@@ -215,7 +215,7 @@ const RULES: [FlowRule; 48] = [
         iptables_sync::untranslated,
         &[Class::C1, Class::C5, Class::C5b, Class::C5e, Class::C11, Class::Unknown]
     ),
-    rule!(stale_endpoints::departing, &[Class::C5, Class::C20]),
+    rule!(stale_endpoints::departing, &[Class::C5]),
     rule!(stale_endpoints::removed_meanwhile, &[Class::N9, Class::C7]),
     rule!(backend_refused::refused, &[Class::C28]),
     rule!(resets::dropped_as_invalid, &[Class::C18b]),

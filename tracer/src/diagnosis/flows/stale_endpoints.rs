@@ -17,7 +17,7 @@ use super::{
     withdrawal::{began_to_end, is_still_ending, unserved_since, withdrawn_since},
 };
 use crate::{
-    class::{Class, Confidence, Severity, action},
+    class::{Class, Confidence, Domain, Severity, action},
     cluster::{EndpointState, Kind, Membership, Via, model::DEFAULT_TERMINATION_GRACE},
     flow::{End, MAX_REPETITION, Outcome, ResetBy},
     net::Protocol,
@@ -292,7 +292,7 @@ fn how_long(case: &Case<'_>, since: Timestamp) -> impl Display {
     })
 }
 
-/// C5; C20 if the Service has had no other endpoint for longer than the grace.
+/// C5: the endpoint ends, and its last connections meet it closed.
 /// Mechanism: a Pod that is deleted stops listening when its process exits. kube-proxy learns that the endpoint
 /// terminates at about the same time, and while every endpoint terminates it still sends there (N8). Until the
 /// `EndpointSlice` drops the endpoint, new connections are refused or unanswered. That ends within seconds where another
@@ -357,7 +357,7 @@ fn last_one_ends(case: &Case<'_>, member: &EndpointState<'_>, since: Timestamp, 
     let which = if count == 1 { "the last endpoint" } else { "one of the last endpoints" };
     let mut finding = case
         .finding(
-            Class::C20,
+            Class::C5,
             format_args!(
                 "{} {verb}: it is {which} of {}, was terminating {}, and no other is ready",
                 case.endpoint_name(),
@@ -365,6 +365,7 @@ fn last_one_ends(case: &Case<'_>, member: &EndpointState<'_>, since: Timestamp, 
                 how_long(case, since)
             ),
         )
+        .domain(Domain::NoEndpoints)
         .confidence(Confidence::Medium)
         .api(
             Some(since),
@@ -375,7 +376,7 @@ fn last_one_ends(case: &Case<'_>, member: &EndpointState<'_>, since: Timestamp, 
         )
         .unobserved("whether its application failed before the termination: its log shows it (C28)")
         .related(&[Class::N8, Class::C28])
-        .now(&[action::FOLLOW_SUCCESSOR, action::FIND_SCALER])
+        .now(&[action::FOLLOW_SUCCESSOR])
         .later(&[action::KEEP_SECOND_REPLICA]);
     if let Some(pod) = member.pod {
         finding = finding.fill("POD", word(&pod.key.name));

@@ -153,7 +153,7 @@ fn refuses() -> Group<Traced> {
             world.shop.becomes(EP, TERMINATING, 58_000);
             Traced::of(world, refused())
         }),
-        case(Class::C20, "the last endpoint has terminated for 40 s", |mode| {
+        case(Class::C5, "the last endpoint has terminated for 40 s", |mode| {
             let mut world = world(mode);
             world.shop.becomes(EP, TERMINATING, 20_000);
             Traced::of(world, refused())

@@ -141,9 +141,7 @@ impl<'a> Traffic<'a> {
         let draft = self.to(service, client, Some(backend));
         if self.chance(30) {
             let draft = draft.with(|script| refused(script, ms));
-            // Within the grace it is lag.
-            let classes = &[Class::C5, Class::C20];
-            return vec![self.done(draft, Truth::of("a terminating endpoint refuses", classes))];
+            return vec![self.done(draft, Truth::of("a terminating endpoint refuses", &[Class::C5]))];
         }
         let draft = self.answered_flow(service.protocol, draft, ms, 400);
         vec![self.done(draft, Truth::of("a terminating endpoint serves", &[Class::N8]))]
