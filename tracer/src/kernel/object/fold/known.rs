@@ -139,13 +139,9 @@ impl Registers {
             return self.put(to, compute(operation, left, right, is_32));
         }
         self.set(to, Known::Nothing);
-        let takes = match operation {
-            // Divisions and shifts have limits that the verifier checks.
-            0x30 | 0x90 | 0x60 | 0x70 | 0xc0 => false,
-            // Neither the sign nor the order of bytes has an operand.
-            0x80 | 0xd0 => false,
-            _ => own.off == 0 && own.code & BY_REGISTER != 0,
-        };
+        // Divisions and shifts have limits that the verifier checks, and the sign and the order of bytes have no operand.
+        let has_limits = matches!(operation, 0x30 | 0x60 | 0x70 | 0x80 | 0x90 | 0xc0 | 0xd0);
+        let takes = own.off == 0 && own.code & BY_REGISTER != 0 && !has_limits;
         immediate(operand.filter(|_| takes), is_32)
     }
 
