@@ -7,10 +7,11 @@
 //! `plain zstd` is the size, in bytes an event, of the same records compressed as the kernel wrote them, without the
 //! columns of `recording::records`. `counted` is the speed at which `replay -o counts` reads the same file. In the usual mix
 //! one connection of a hundred fails, in the broken one 90 do. Each has two lengths, and the broken one a third row with a
-//! smaller table of flows: its memory is that of the table. The benchmark fails if the broken mix is much slower than half
-//! the usual one.
+//! smaller table of flows: its memory is that of the table. Both are those of a node with 10,000 connections a second; the usual one
+//! has rows with fewer, since a table of fewer flows fits into the processor's caches. The benchmark fails if the broken mix is
+//! much slower than half the usual one.
 //!
-//! `--make FILE EVENTS [FAILING]` makes a recording, and `--play FILE` replays it: for a profile.
+//! `--make FILE EVENTS [FAILING [RATE]]` makes a recording, and `--play FILE` replays it: for a profile.
 //!
 //! `--query` compares queries by the index with a replay of everything, each as the program runs it: see `query`.
 
@@ -39,8 +40,10 @@ use viptrace::{
 
 /// Whose records the traffic consists of.
 const KERNEL: &str = "debian-6.12";
-/// The connections each second of a busy node.
-const FLOWS_PER_SECOND: f64 = 10_000.0;
+/// The connections each second of the busiest node.
+const BUSY: u32 = 10_000;
+/// Those of the other rows.
+const RATES: [u32; 2] = [100, 1_000];
 const ROUNDS: usize = 3;
 /// The mixes, and the failing connections of a hundred.
 const FAILING: [(&str, u64); 2] = [("usual", 1), ("broken", 90)];
@@ -53,16 +56,12 @@ fn main() {
     match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         ["--play", path] => play(Path::new(path)),
         ["--count", path] => count(Path::new(path)),
-        ["--make", path, events] => {
-            make(Path::new(path), events.parse().unwrap(), FAILING[0].1, Limits::default().max_flows);
-        }
-        ["--make", path, events, failing] => {
-            make(
-                Path::new(path),
-                events.parse().unwrap(),
-                failing.parse().unwrap(),
-                Limits::default().max_flows,
-            );
+        ["--make", path, events, rest @ ..] => {
+            let number = |at: usize| rest.get(at).map(|text: &&str| text.parse().unwrap());
+            let failing = number(0).unwrap_or(FAILING[0].1);
+            let rate = number(1).map_or(BUSY, |rate: u64| u32::try_from(rate).unwrap());
+            let max_flows = Limits::default().max_flows;
+            make(Path::new(path), events.parse().unwrap(), Mix { failing, rate, max_flows });
         }
         _ => {
             let events = arguments.iter().find_map(|argument| argument.strip_prefix("--events="));
@@ -122,20 +121,32 @@ fn on_cpu_ns() -> u64 {
     text.split(' ').next().unwrap().parse().unwrap()
 }
 
-/// The events of a mix.
-fn traffic(failing: u64) -> Traffic {
-    Traffic::new(&corpus(KERNEL), 42, FLOWS_PER_SECOND).failing(failing)
+/// The traffic of a recording, and the trace that wrote it.
+#[derive(Clone, Copy)]
+struct Mix {
+    /// Of a hundred connections.
+    failing: u64,
+    /// Connections each second.
+    rate: u32,
+    /// The size of the table of flows.
+    max_flows: usize,
 }
 
-/// Makes a recording of this many events, of a trace with such a table, and returns its size in bytes.
-fn make(path: &Path, events: usize, failing: u64, max_flows: usize) -> u64 {
-    let mut traffic = traffic(failing);
-    let limits = Limits { max_flows, ..Limits::default() };
+impl Mix {
+    fn traffic(self) -> Traffic {
+        Traffic::new(&corpus(KERNEL), 42, self.rate.into()).failing(self.failing)
+    }
+}
+
+/// Makes a recording of this many events, and returns its size in bytes.
+fn make(path: &Path, events: usize, mix: Mix) -> u64 {
+    let mut traffic = mix.traffic();
+    let limits = Limits { max_flows: mix.max_flows, ..Limits::default() };
     let mut live = Live::new(&Header { limits, ..header(&corpus(KERNEL)) }, Detail::Faults, path);
     let mut left = events;
     while left > 0 {
         // A live trace reads these events after its 50 ms.
-        let batch: Vec<_> = traffic.by_ref().take(left.min(2_500)).collect();
+        let batch: Vec<_> = traffic.by_ref().take(left.min(mix.rate as usize / 4)).collect();
         left -= batch.len();
         live.turn(batch.iter().map(Vec::as_slice));
         live.lines.clear();
@@ -152,10 +163,10 @@ fn make(path: &Path, events: usize, failing: u64, max_flows: usize) -> u64 {
 
 /// The bytes of the same events without packing: each record after its length, in zstd frames as large and of the same
 /// level as a recording's blocks.
-fn plain_bytes(events: usize, failing: u64) -> u64 {
+fn plain_bytes(events: usize, mix: Mix) -> u64 {
     const BLOCK_RECORDS: usize = 16_384;
     const LEVEL: i32 = 3;
-    let mut traffic = traffic(failing).take(events).peekable();
+    let mut traffic = mix.traffic().take(events).peekable();
     let mut bytes = 0;
     while traffic.peek().is_some() {
         let mut block = Vec::new();
@@ -188,8 +199,9 @@ fn median(how: &str, path: &Path) -> (u64, u64, u64, String) {
 fn compare(events: usize, is_bench: bool) {
     let folder = tempfile::tempdir().unwrap();
     println!(
-        "{:>7} {:>10} {:>7} {:>12} {:>9} {:>11} {:>14} {:>12} {:>14} {:>16} {:>12}",
+        "{:>7} {:>7} {:>10} {:>7} {:>12} {:>9} {:>11} {:>14} {:>12} {:>14} {:>16} {:>12}",
         "mix",
+        "flows/s",
         "events",
         "table",
         "bytes",
@@ -203,27 +215,31 @@ fn compare(events: usize, is_bench: bool) {
     );
     let [usual, broken] = FAILING;
     let table = Limits::default().max_flows;
-    let rows = [
-        (usual, 1, table),
-        (usual, 4, table),
-        (broken, 1, table),
-        (broken, 4, table),
-        (broken, 4, table / 4),
+    let slower = RATES.map(|rate| (usual, rate, 1, table));
+    let busy = [
+        (usual, BUSY, 1, table),
+        (usual, BUSY, 4, table),
+        (broken, BUSY, 1, table),
+        (broken, BUSY, 4, table),
+        (broken, BUSY, 4, table / 4),
     ];
     let mut speeds = Vec::new();
-    for ((mix, failing), times, max_flows) in rows {
-        let path = folder.path().join(format!("{mix}-{times}-{max_flows}.viptrace"));
-        let bytes = make(&path, events * times, failing, max_flows);
+    for ((name, failing), rate, times, max_flows) in slower.into_iter().chain(busy) {
+        let mix = Mix { failing, rate, max_flows };
+        let path = folder.path().join(format!("{name}-{rate}-{times}-{max_flows}.viptrace"));
+        let bytes = make(&path, events * times, mix);
         let (on_cpu_ns, took_ns, seen, peak) = median("--play", &path);
         let (counted_ns, _, counted, _) = median("--count", &path);
         assert_eq!((seen, counted), ((events * times) as u64, seen));
         let speed = seen * 1_000_000_000 / on_cpu_ns;
-        speeds.push((mix, speed));
+        if rate == BUSY {
+            speeds.push((name, speed));
+        }
         let per_event = |bytes: u64| format!("{}.{:02}", bytes / seen, bytes % seen * 100 / seen);
         println!(
-            "{mix:>7} {seen:>10} {max_flows:>7} {bytes:>12} {:>9} {:>11} {:>14} {:>12} {:>14} {:>16} {peak:>12}",
+            "{name:>7} {rate:>7} {seen:>10} {max_flows:>7} {bytes:>12} {:>9} {:>11} {:>14} {:>12} {:>14} {:>16} {peak:>12}",
             per_event(bytes),
-            per_event(plain_bytes(events * times, failing)),
+            per_event(plain_bytes(events * times, mix)),
             speed,
             on_cpu_ns / seen,
             took_ns / seen,
