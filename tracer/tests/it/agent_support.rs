@@ -18,6 +18,16 @@ use crate::recording_support::{Live, Traffic, corpus, header};
 /// How long a test waits for something that happens at once.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
+/// The records of failed flows that an agent has handed out.
+pub(crate) fn faults() -> Vec<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/two-nodes/node1.viptrace");
+    let output = Command::new(env!("CARGO_BIN_EXE_viptrace"))
+        .args(["replay", path.to_str().unwrap(), "-o", "json", "--faults-only"])
+        .output()
+        .unwrap();
+    String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
+}
+
 /// A recording of healthy and failing connections.
 pub(crate) fn recording(folder: &Path) -> PathBuf {
     recording_with(folder, |_| ())

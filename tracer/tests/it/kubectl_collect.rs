@@ -15,6 +15,8 @@ use std::{
 use serde_json::{Value, json};
 use viptrace_lab::apiserver::{self, ApiServer, Ran};
 
+use crate::agent_support::faults;
+
 /// The segments of each agent's Pod: name, content, whether it is open.
 type Segments = BTreeMap<String, Vec<(String, Vec<u8>, bool)>>;
 
@@ -196,16 +198,6 @@ fn run(command: &apiserver::Command, segments: &Segments, fetched: &AtomicU64) -
         }
         words => panic!("{words:?}"),
     }
-}
-
-/// The records of failed flows.
-fn faults() -> Vec<String> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/two-nodes/node1.viptrace");
-    let output = Command::new(env!("CARGO_BIN_EXE_viptrace"))
-        .args(["replay", path.to_str().unwrap(), "-o", "json", "--faults-only"])
-        .output()
-        .unwrap();
-    String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
 }
 
 /// A trace reports what happens now. A fault that was repaired an hour ago is in the agents' recordings.

@@ -3,7 +3,6 @@
 use std::{
     fs,
     os::unix::process::CommandExt as _,
-    path::Path,
     process::{Child, Command, Stdio},
     sync::{Arc, Mutex},
     time::{Duration, Instant},
@@ -11,6 +10,8 @@ use std::{
 
 use serde_json::{Value, json};
 use viptrace_lab::apiserver::{ApiServer, Ran};
+
+use crate::agent_support::faults;
 
 /// How long something may take that happens soon.
 const SOON: Duration = Duration::from_secs(30);
@@ -121,16 +122,6 @@ fn client(line: &str) -> Value {
     serde_json::from_str::<Value>(line).unwrap()["flow"]["client"].clone()
 }
 
-/// The records of failed flows.
-fn faults() -> Vec<String> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/two-nodes/node1.viptrace");
-    let output = Command::new(env!("CARGO_BIN_EXE_viptrace"))
-        .args(["replay", path.to_str().unwrap(), "-o", "json", "--faults-only"])
-        .output()
-        .unwrap();
-    String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
-}
-
 /// The clients of the verdicts, the standard error, and the exit status.
 fn ended(plugin: Child) -> (Vec<Value>, String, Option<i32>) {
     let output = plugin.wait_with_output().unwrap();
@@ -142,7 +133,7 @@ fn ended(plugin: Child) -> (Vec<Value>, String, Option<i32>) {
 #[test]
 fn a_cut_connection_to_an_agent_is_opened_again_and_the_gap_is_reported() {
     let lab = Lab::new();
-    let (shown, errors, code) = ended(lab.start(&["--duration", "6s"]));
+    let (shown, errors, code) = ended(lab.start(&["--duration", "12s"]));
     assert_eq!(shown, lab.clients(&[1, 2, 3]), "{errors}");
     assert_eq!((lab.read.lock().unwrap().len(), code), (2, Some(3)), "{errors}");
     for said in [
@@ -159,10 +150,9 @@ fn a_cut_connection_to_an_agent_is_opened_again_and_the_gap_is_reported() {
 #[test]
 fn the_agents_next_pod_on_the_node_is_read() {
     let lab = Lab::new();
-    let plugin = lab.start(&["--duration", "10s"]);
+    let plugin = lab.start(&["--duration", "15s"]);
     lab.wait_for(1);
     assert!(lab.server.delete("Pod", "viptrace", "agent-1"));
-    std::thread::sleep(Duration::from_millis(1500));
     lab.server.apply(agent("agent-2")).unwrap();
     lab.wait_for(2);
     let (shown, errors, _) = ended(plugin);
