@@ -18,7 +18,7 @@ use crate::{
     lookup::{look_up, look_up_slot},
     output,
     recorder::{self, IPPROTO_TCP, SUPPRESSED, Standing, add_one, now},
-    turns::{opaque, turns},
+    turns::turns,
     words::{self, Words},
 };
 
@@ -218,31 +218,16 @@ const REFUSED: u64 = 1 << 39;
 
 /// Whether one more failure has room in the bucket of its client at this Service, and in that of all clients there:
 /// a client can invent addresses.
-#[inline(always)]
-fn has_room(client_low: u64, client_high: u64, service_low: u64, service_high: u64, kind: u64) -> u32 {
-    for turn in turns::<2>() {
-        let (low, high) = if turn == 0 { (client_low, client_high) } else { ALL_CLIENTS };
-        if takes_token(low, high, service_low, service_high, kind) == 0 {
-            return 0;
-        }
-    }
-    1
-}
-
-/// In the place of a client's address.
-const ALL_CLIENTS: (u64, u64) = (0, 0);
-
-/// Takes a token out of the bucket of a client at a Service; 0 where there is none.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn takes_token(
+extern "C" fn has_room(
     client_low: u64,
     client_high: u64,
     service_low: u64,
     service_high: u64,
     kind: u64,
 ) -> u32 {
-    let key = BucketKey {
+    let mut key = BucketKey {
         client: words::address(client_low, client_high),
         service: words::address(service_low, service_high),
         netns: kind as u32,
@@ -250,9 +235,20 @@ extern "C" fn takes_token(
         hook: (kind >> 32) as u32 & 0x7f,
     };
     let cost = BUCKET_EVENT_NS.load();
-    let is_share = opaque(client_low | client_high) == 0;
-    let cost = if is_share { cost / SHARE_OF_CLIENT } else { cost };
-    take_token(&key, if kind & REFUSED != 0 { u64::MAX } else { cost }).into()
+    for turn in turns::<2>() {
+        let cost = match turn {
+            0 if kind & REFUSED != 0 => u64::MAX,
+            0 => cost,
+            _ => {
+                key.client = output::zeros();
+                cost / SHARE_OF_CLIENT
+            }
+        };
+        if !take_token(&key, cost) {
+            return 0;
+        }
+    }
+    1
 }
 
 /// Whether a connection to a Service's address that was not translated is to be reported.
