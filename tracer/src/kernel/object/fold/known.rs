@@ -131,12 +131,11 @@ impl Registers {
                 self.set(to, self.get(own.src_reg()));
                 return Finding::Nothing;
             }
-            let narrow = |number| if is_32 { number & u64::from(u32::MAX) } else { number };
-            let finding = self.put(to, operand.map(narrow));
+            let finding = self.put(to, operand.map(|number| narrow(number, is_32)));
             return if own.code & BY_REGISTER == 0 { Finding::Nothing } else { finding };
         }
         if let (Known::Number(left), Some(right), 0) = (self.get(to), operand, own.off) {
-            return self.put(to, compute(operation, left, right, is_32));
+            return self.put(to, result(operation, left, right, is_32));
         }
         self.set(to, Known::Nothing);
         // Divisions and shifts have limits that the verifier checks, and the sign and the order of bytes have no operand.
@@ -148,11 +147,10 @@ impl Registers {
     fn branch(&self, own: bpf_insn) -> Finding {
         let is_32 = own.code & 7 == 6;
         let Some(right) = self.operand(own) else { return Finding::Nothing };
-        let narrow = |number: u64| if is_32 { number & u64::from(u32::MAX) } else { number };
         let operation = own.code & 0xf0;
         let decided = match self.get(own.dst_reg()) {
-            Known::Number(left) => compare(operation, narrow(left), narrow(right), is_32),
-            _ => compare_any(operation, narrow(right), narrow(u64::MAX)),
+            Known::Number(left) => compare(operation, narrow(left, is_32), narrow(right, is_32), is_32),
+            _ => compare_any(operation, narrow(right, is_32), narrow(u64::MAX, is_32)),
         };
         match decided {
             Some(is_taken) => Finding::Branch(is_taken),
@@ -173,10 +171,15 @@ impl Registers {
     }
 }
 
+/// A number as an instruction reads or writes it.
+fn narrow(number: u64, is_32: bool) -> u64 {
+    if is_32 { number & u64::from(u32::MAX) } else { number }
+}
+
 /// The result of an operation on two numbers, except of divisions.
-fn compute(operation: u8, left: u64, right: u64, is_32: bool) -> Option<u64> {
+fn result(operation: u8, left: u64, right: u64, is_32: bool) -> Option<u64> {
     let bits = if is_32 { 32 } else { 64 };
-    let [left, right] = [left, right].map(|number| if is_32 { number & u64::from(u32::MAX) } else { number });
+    let [left, right] = [left, right].map(|number| narrow(number, is_32));
     let result = match operation {
         0x00 => left.wrapping_add(right),
         0x10 => left.wrapping_sub(right),
@@ -188,7 +191,7 @@ fn compute(operation: u8, left: u64, right: u64, is_32: bool) -> Option<u64> {
         0xa0 => left ^ right,
         _ => return None,
     };
-    Some(if is_32 { result & u64::from(u32::MAX) } else { result })
+    Some(narrow(result, is_32))
 }
 
 /// An operand as an instruction has it, whose sign is extended to 64 bits.
