@@ -11,7 +11,7 @@ use std::{
 use tokio::sync::mpsc;
 
 /// The most failed flows whose records wait for a reader that connects later, and the most bytes of them.
-const MAX_RECENT: usize = 256;
+pub(crate) const MAX_RECENT: usize = 256;
 const MAX_RECENT_BYTES: usize = 1 << 20;
 
 /// The queues of the readers, and the last records of failed flows.

@@ -57,6 +57,7 @@ use otlp::Outbox;
 use output::Lines;
 use tls::{Certificate, TlsError};
 
+pub(crate) use hub::MAX_RECENT;
 pub use recorder::{FlightRecorder, Notice, RecorderFigures};
 pub use stream::{Wanted, client::answer};
 

@@ -10,6 +10,7 @@ use std::{
 };
 
 use crate::{
+    agent::MAX_RECENT,
     class::Class,
     plugin::visit::{Handed, VisitError},
     text::{count, length},
@@ -26,12 +27,10 @@ pub(super) const PATIENCE: Duration = Duration::from_mins(5);
 const SETTLED: Duration = Duration::from_secs(2);
 /// One that lasted this long makes pause and patience new.
 const STEADY: Duration = Duration::from_mins(1);
-/// An agent hands out this many of its last failed flows to a new reader (`agent::hub`).
-const RECENT: usize = 256;
 /// The interruptions that the summary lists.
 const MAX_LISTED: usize = 4;
 
-/// What tells a verdict from any other of its node.
+/// Distinguishes a verdict from the others of its node.
 type Id = (Timestamp, Timestamp, SocketAddr, Class);
 
 #[derive(Clone, Copy, Debug)]
@@ -66,13 +65,13 @@ pub(super) struct Reading {
     until: Option<Instant>,
     /// The last error.
     why: Option<VisitError>,
-    /// The last failed flows that were read.
+    /// The last failed flows that were read, as many as an agent hands out to a new reader.
     seen: VecDeque<Id>,
     /// Failed flows from before the first connection, which are left out.
     earlier: u64,
 }
 
-/// What is next.
+/// The next step.
 #[derive(Debug)]
 pub(super) enum Turn {
     Nothing,
@@ -148,7 +147,7 @@ impl Reading {
         }
     }
 
-    /// What is due; `has_pod`: whether the node has an agent's Pod now.
+    /// The step that is due. `has_pod`: whether the node has an agent's Pod now.
     pub(super) fn turn(&mut self, has_pod: bool, at: Instant) -> Turn {
         match self.link {
             Link::Open(since) if self.is_cut && at >= since + SETTLED => self.holds(),
@@ -192,7 +191,7 @@ impl Reading {
         let is_seen = handed.earlier && self.seen.contains(&id(verdict));
         if verdict.has_failed() && !is_seen {
             self.seen.push_back(id(verdict));
-            if self.seen.len() > RECENT {
+            if self.seen.len() > MAX_RECENT {
                 self.seen.pop_front();
             }
         }
@@ -219,7 +218,7 @@ impl Reading {
         self.unread.is_empty()
     }
 
-    /// What was not read, a line for each time.
+    /// The times in which it was not read, a line each.
     pub(super) fn gaps(&self) -> Vec<String> {
         let mut lines: Vec<String> = self
             .unread
