@@ -14,7 +14,7 @@ use super::Segment;
 /// A segment is closed at its age; its last block can be written that much later.
 const SLACK: Duration = Duration::from_mins(1);
 
-/// What is known of a segment's age.
+/// The facts that give a segment's age.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     /// When this recorder saw it first.

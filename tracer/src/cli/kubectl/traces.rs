@@ -359,7 +359,7 @@ impl<'s> Traces<'s> {
         Ok(until.is_some_and(|until| Instant::now() >= until))
     }
 
-    /// Connects anew to agents whose connection was lost: a restarted one, or another Pod on the node since a rollout.
+    /// Reconnects to agents whose connection was lost: a restarted one, or another Pod on the node since a rollout.
     fn read_again(&mut self, results: &mut impl Results) -> anyhow::Result<()> {
         let at = Instant::now();
         let is_due = |node: &OneNode| {

@@ -43,7 +43,7 @@ impl Lab {
         self.reading.take(&Handed { earlier, verdict: Box::new(verdict) })
     }
 
-    /// What is due when something is.
+    /// The step that is due, at the time when it is.
     fn next(&mut self, has_pod: bool) -> Turn {
         let due = self.reading.deadline().unwrap();
         self.passed = due.duration_since(self.start).max(self.passed);
