@@ -63,7 +63,7 @@ fn typed_by_plugin(text: &str) -> Cow<'_, str> {
             copied = at;
         }
     }
-    if copied == 0 && out.is_empty() {
+    if out.is_empty() {
         return Cow::Borrowed(text);
     }
     out.push_str(text.get(copied..).unwrap_or_default());
