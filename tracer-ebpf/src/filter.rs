@@ -4,6 +4,8 @@
 //! buffer. The filter runs before a record is reserved: a discarded record without a wake-up would suppress the
 //! notification of the next one.
 
+use core::ptr;
+
 use aya_ebpf::{macros::map, maps::HashMap};
 use tracer_ebpf::MISSING;
 
@@ -46,10 +48,11 @@ fn v4_listed_at(base: u64, offset: u32) -> bool {
     if offset == MISSING {
         return false;
     }
-    match output::read::<[u8; 4]>(base.wrapping_add(u64::from(offset))) {
-        Some([a, b, c, d]) => listed(&[a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
-        None => false,
-    }
+    let Some(word) = output::read::<u32>(base.wrapping_add(u64::from(offset))) else { return false };
+    let [first, second, third] = output::zeros();
+    let words = [word, first, second, third];
+    // SAFETY: an address has the bytes of four words.
+    listed(unsafe { &*ptr::from_ref(&words).cast::<Address>() })
 }
 
 /// Whether a trace wants the events of a conntrack entry.

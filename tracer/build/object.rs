@@ -18,6 +18,9 @@ use ::object::{
 
 const TARGET: &str = "bpfel-unknown-none";
 const BINARY: &str = "viptrace-bpf";
+/// Instructions of 32 bits, which every kernel since 5.1 takes (`Documentation/bpf/standardization/instruction-set.rst`). Without
+/// them each number of 32 bits is truncated by two instructions.
+const INSTRUCTIONS: &str = "v3";
 /// Where a package has its objects.
 pub(crate) const FOLDER: &str = "bpf";
 
@@ -40,6 +43,7 @@ pub(crate) fn build(
     let mut rustflags = vec![
         format!("-Clinker={}", linker.display()),
         "-Cdebuginfo=2".to_owned(),
+        format!("-Ctarget-cpu={INSTRUCTIONS}"),
         "-Clink-arg=--btf".to_owned(),
         format!("--remap-path-prefix={}=/viptrace", workspace.display()),
     ];
