@@ -7,7 +7,7 @@ use aya_ebpf::{
 };
 use tracer_ebpf::{Choice, End, Header, Hook, IP_VS_CONN_F_TEMPLATE, IpvsRecord, Kind, SAME_IPVS_CALL_NS};
 
-use crate::{filter::AF_INET, lookup::look_up, output, recorder, turns::turns};
+use crate::{filter::AF_INET, lookup::look_up, output, recorder, turns::turns, words::Words};
 
 /// Resized by user space: without a recorder it has room for one entry.
 #[map]
@@ -74,7 +74,7 @@ pub(crate) fn keep(record: &IpvsRecord) {
     };
     // A full LRU map gives up its oldest entries; an update fails only where a CPU finds none that is free.
     let _ = CHOICES.insert(&client, &*choice, 0);
-    if recorder::is_sampled(&client) {
+    if recorder::is_sampled(Words::of(&client)) {
         hand_over(&client);
     }
 }

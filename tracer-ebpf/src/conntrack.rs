@@ -16,7 +16,6 @@ use crate::{
     entry::{Entry, at_entry},
     failures::{self, Failed},
     filter, globals, messages, output, recorder,
-    turns::opaque,
 };
 
 at_entry!(nat_setup, nat_setup_fentry, on_nat_setup);
@@ -79,11 +78,10 @@ pub(crate) fn confirm_fentry_3(ctx: FEntryContext) -> i32 {
 #[map]
 static CHOSEN: ProgramArray = ProgramArray::with_max_entries(1, 0);
 
-/// Continues with [`confirm_chosen`] if no other copy than this one does so for the entry.
+/// Continues with [`confirm_chosen`] if no other copy than this one does so for the packet, which stands for its entry.
 #[inline(always)]
 fn choose(ctx: &FEntryContext, copy: u32) {
-    let nfct = nfct_behind(ctx, 0);
-    if !is_new(nfct) || !copies::is_first(Hook::Confirm, globals::CONFIRM_COPIES.load(), copy, nfct) {
+    if !copies::is_first(Hook::Confirm, globals::CONFIRM_COPIES.load(), copy, ctx.argument(0)) {
         return;
     }
     // SAFETY: the program there is of the same kind and for the same function, as the kernel makes sure.
@@ -96,8 +94,10 @@ fn choose(ctx: &FEntryContext, copy: u32) {
 /// The rest of the copy that was chosen.
 #[fentry]
 pub(crate) fn confirm_chosen(ctx: FEntryContext) -> i32 {
-    // Nothing known of it, not even that it may be 0: the compiler would copy what follows.
-    on_confirm(&ctx, opaque(nfct_behind(&ctx, 0)));
+    let nfct = nfct_behind(&ctx, 0);
+    if is_new(nfct) {
+        on_confirm(&ctx, nfct);
+    }
     0
 }
 

@@ -39,10 +39,10 @@ fn on_kfree_skb(ctx: &impl Entry) {
     let wanted = site != 0 || globals::is_wanted(reason);
     let by_rules = reason == REASON_NONE || reason == globals::REASON_NETFILTER_DROP.load();
     let ct = nfct & !7;
-    if !wanted && !by_rules && ct == 0 {
+    let is_new = ct != 0 && nfct & 7 == u64::from(IP_CT_NEW);
+    if !wanted && !by_rules && !is_new {
         return;
     }
-    let is_new = ct != 0 && nfct & 7 == u64::from(IP_CT_NEW);
     let confirmed = ct != 0 && (is_new || by_rules) && conntrack::status(ct) & IPS_CONFIRMED != 0;
     let never_confirmed = is_new && !confirmed;
     let expired = confirmed && by_rules && ipvs::take_expired();

@@ -9,7 +9,7 @@
 //! instructions for one program. They take numbers, as every kernel since 5.6 allows, so an end is passed in three words.
 
 use aya_ebpf::{Global, macros::map, maps::LruHashMap};
-use tracer_ebpf::{Bucket, BucketKey, End, Hook, MISSING, SUPPRESSED_EVENTS};
+use tracer_ebpf::{Bucket, BucketKey, Hook, MISSING, SUPPRESSED_EVENTS};
 
 use crate::{
     choices, conntrack,
@@ -18,7 +18,7 @@ use crate::{
     lookup::{look_up, look_up_slot},
     output,
     recorder::{self, IPPROTO_TCP, SUPPRESSED, Standing, add_one, now},
-    turns::turns,
+    turns::{opaque, turns},
     words::{self, Words},
 };
 
@@ -82,6 +82,8 @@ pub(crate) fn admits_at(hook: u32, reason: u32, failed: Failed) -> bool {
         Failed::Packet { netns, network } => (PACKET, netns, network),
         Failed::Socket { netns, sk } => (SOCKET, netns, sk),
     };
+    // One place for all kinds: the compiler would copy the call for each that it knows.
+    let kind = opaque(kind.into()) as u32;
     admits_failure(hook | kind, reason, netns, address) != 0
 }
 
@@ -253,8 +255,7 @@ extern "C" fn has_room(
 
 /// Whether a connection to a Service's address that was not translated is to be reported.
 #[inline(always)]
-pub(crate) fn admits_untranslated(netns: u32, client: &End, service: &End) -> bool {
-    let (client, service) = (Words::of(client), Words::of(service));
+pub(crate) fn admits_untranslated(netns: u32, client: Words, service: Words) -> bool {
     has_room(client.low, client.high, service.low, service.high, kind_of(Hook::Confirm as u32, 0, netns)) != 0
 }
 

@@ -270,14 +270,16 @@ pub struct Choice {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct CountKey {
-    /// The destination before NAT.
-    pub service: End,
-    /// The destination behind NAT; the Service's own where nothing was translated.
+    /// The destination behind NAT; the Service's own where nothing was translated. With its port and the family it has the order of
+    /// the first half of a `struct nf_conntrack_tuple`, as the Service has that of the other half: the kernel half counts by whole
+    /// words of two tuples.
     pub endpoint: [u32; 4],
     /// Network byte order.
     pub endpoint_port: u16,
     /// `AF_INET` or `AF_INET6`.
     pub family: u16,
+    /// The destination before NAT.
+    pub service: End,
 }
 
 /// The connections of one [`CountKey`], in a place of [`map::TALLIES`] that its hash chooses: counted there without a search.
@@ -419,6 +421,11 @@ const _: () = {
     assert!(size_of::<DecisionSet>() == 8 + DECISIONS_PER_SET * size_of::<Decision>());
     assert!(DECISIONS_PER_SET.is_power_of_two());
     assert!(size_of::<CountKey>() == 40);
+    // The words of two tuples, as the kernel half compares them.
+    assert!(
+        core::mem::offset_of!(CountKey, endpoint_port) == 16
+            && core::mem::offset_of!(CountKey, service) == 20
+    );
     assert!(size_of::<Tally>() == 48 && core::mem::offset_of!(Tally, count) == size_of::<CountKey>());
     assert!(size_of::<BucketKey>() == 44);
     assert!(size_of::<Bucket>() == 24);

@@ -232,6 +232,17 @@ pub(crate) unsafe fn copy<const N: usize>(to: *mut [u8; N], address: u64) -> boo
     unsafe { bpf_probe_read_kernel(to.cast(), N as u32, ptr::with_exposed_provenance(address as usize)) == 0 }
 }
 
+/// The same for a number of bytes that the verifier knows.
+///
+/// # Safety
+///
+/// `to` must be valid for a write of so many bytes, which may be uninitialised before.
+#[inline(always)]
+pub(crate) unsafe fn copy_bytes(to: *mut u8, bytes: u32, address: u64) -> bool {
+    // SAFETY: as in `copy`.
+    unsafe { bpf_probe_read_kernel(to.cast(), bytes, ptr::with_exposed_provenance(address as usize)) == 0 }
+}
+
 /// Writes words one by one. The compiler would call a function that moves or clears bytes, which takes the verifier long.
 ///
 /// # Safety

@@ -76,6 +76,14 @@ static DECISIONS_MASK: Global<u32> = Global::new(0);
 /// One less than the number of places in [`TALLIES`], a power of two.
 #[unsafe(no_mangle)]
 static TALLIES_MASK: Global<u32> = Global::new(0);
+/// Where the part of an entry's head begins that decisions keep, and its length, bytes: multiples of 8.
+#[unsafe(no_mangle)]
+static KEPT_FROM: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
+static KEPT_BYTES: Global<u32> = Global::new(0);
+/// Its words of 8 bytes that are needed, a bit each.
+#[unsafe(no_mangle)]
+static KEPT_WORDS: Global<u32> = Global::new(0);
 
 /// `BPF_F_NO_PREALLOC` (`include/uapi/linux/bpf.h`): memory for the entries that there are.
 const BPF_F_NO_PREALLOC: u32 = 1;
@@ -93,46 +101,63 @@ pub(crate) fn on() -> bool {
     RECORDER.load() != 0
 }
 
-/// The words copied from an entry.
-type Head = [u32; CT_HEAD_BYTES / 4];
+/// The words of an entry's beginning. Those of a tuple are aligned, since it follows two pointers.
+type Head = [u64; CT_HEAD_BYTES / 8];
 
-/// The words of a tuple (`struct nf_conntrack_tuple`): the source's address, its port and the family, then the
-/// destination's address, its port and the protocol.
-type Tuple = [u32; 10];
+/// The words of a tuple (`struct nf_conntrack_tuple`): the source's address, its port and the family with the first quarter of the
+/// destination's address, and the other quarters with its port, the protocol and the direction.
+#[repr(transparent)]
+struct Tuple([u64; 5]);
 
-/// Where the destination begins in a tuple.
-const DST: usize = 5;
-/// The words from an address to its port.
-const PORT: usize = 4;
+/// The port and the protocol of an end: [`Words::port`].
+const PORT_AND_PROTOCOL: u64 = 0xff_ffff;
+const PORT: u64 = 0xffff;
+/// In the words of a tuple, where the destination begins.
+const HALF: u32 = 32;
 
-/// The tuple whose source is at this offset of an entry. The verifier knows the offsets, and removes the comparison.
-#[inline(always)]
-fn tuple(head: &Head, offset: u32) -> Option<&Tuple> {
-    // In 64 bits, because programs have no others: each result of 32 would be truncated by two instructions.
-    let from = u64::from(offset).wrapping_sub(u64::from(globals::OFF_CT_BASE.load()));
-    if from > (size_of::<Head>() - size_of::<Tuple>()) as u64 || !from.is_multiple_of(4) {
-        return None;
+impl Tuple {
+    /// The tuple whose source is at this offset of an entry. The verifier knows the offsets, and removes the comparison.
+    #[inline(always)]
+    fn at(head: &Head, offset: u32) -> Option<&Self> {
+        let from = u64::from(offset).wrapping_sub(u64::from(globals::OFF_CT_BASE.load()));
+        if from > (size_of::<Head>() - size_of::<Self>()) as u64 || !from.is_multiple_of(8) {
+            return None;
+        }
+        // SAFETY: the tuple lies within the words, as was compared, and is aligned like them.
+        Some(unsafe { &*head.as_ptr().byte_add(from as usize).cast::<Self>() })
     }
-    // SAFETY: the tuple lies within the words, as was compared, and is aligned like them.
-    Some(unsafe { &*head.as_ptr().byte_add(from as usize).cast::<Tuple>() })
-}
 
-/// The two halves of a word, in the order of their addresses.
-#[inline(always)]
-fn halves(word: u32) -> (u16, u16) {
-    let [a, b, c, d] = word.to_ne_bytes();
-    (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d]))
-}
+    #[inline(always)]
+    fn protocol(&self) -> u64 {
+        self.0[4] >> 48 & 0xff
+    }
 
-/// One end of a tuple.
-#[inline(always)]
-fn end<const AT: usize>(tuple: &Tuple, protocol: u16) -> End {
-    End { address: address::<AT>(tuple), port: halves(tuple[AT + PORT]).0, protocol }
-}
+    /// The source, without its protocol, which the destination has.
+    #[inline(always)]
+    fn source(&self) -> Words {
+        Words { low: self.0[0], high: self.0[1], port: self.0[2] & PORT }
+    }
 
-#[inline(always)]
-fn address<const AT: usize>(tuple: &Tuple) -> [u32; 4] {
-    [tuple[AT], tuple[AT + 1], tuple[AT + 2], tuple[AT + 3]]
+    #[inline(always)]
+    fn destination(&self) -> Words {
+        Words {
+            low: self.0[2] >> HALF | self.0[3] << HALF,
+            high: self.0[3] >> HALF | self.0[4] << HALF,
+            port: self.0[4] >> HALF & PORT_AND_PROTOCOL,
+        }
+    }
+
+    /// Whether this one's source is the other's destination.
+    #[inline(always)]
+    fn comes_from_destination(&self, other: &Self) -> bool {
+        let (source, destination) = (self.source(), other.destination());
+        // With one branch, where the compiler would make one for each word.
+        opaque(
+            (source.low ^ destination.low)
+                | (source.high ^ destination.high)
+                | (source.port ^ destination.port & PORT),
+        ) == 0
+    }
 }
 
 /// Keeps and counts the decision of a confirmed entry. Returns whether it is to be reported now: it is of the sample, or
@@ -141,69 +166,109 @@ fn address<const AT: usize>(tuple: &Tuple) -> [u32; 4] {
 #[inline(never)]
 pub(crate) fn keep(ct: u64) -> bool {
     // Zeros, which the next lines overwrite, would be written byte by byte.
-    let mut decision = MaybeUninit::<Decision>::uninit();
-    let at = decision.as_mut_ptr();
-    // SAFETY: the pointer is the decision's own. The kernel writes the whole copy.
+    let mut head = MaybeUninit::<Head>::uninit();
+    // SAFETY: the kernel writes the words that are needed, and no others are read.
     let head = unsafe {
-        if !output::copy((&raw mut (*at).ct_head).cast::<[u8; CT_HEAD_BYTES]>(), conntrack::head(ct)) {
+        if !copy_kept(head.as_mut_ptr(), ct) {
             return false;
         }
-        &(*at).ct_head
+        &*head.as_ptr()
     };
     let (Some(orig), Some(reply)) =
-        (tuple(head, globals::OFF_CT_ORIG_SRC.load()), tuple(head, globals::OFF_CT_REPLY_SRC.load()))
+        (Tuple::at(head, globals::OFF_CT_ORIG_SRC.load()), Tuple::at(head, globals::OFF_CT_REPLY_SRC.load()))
     else {
         return false;
     };
-    let protocol = halves(orig[DST + PORT]).1 & 0xff;
+    let protocol = orig.protocol();
     if !matches!(protocol as u8, IPPROTO_TCP | IPPROTO_UDP | IPPROTO_SCTP) {
         return false;
     }
-    let translated = halves(orig[DST + PORT]).0 != halves(reply[PORT]).0
-        || !is_same_address(address::<DST>(orig), address::<0>(reply));
-    let mut part = if translated { Part::Translated } else { part(&end::<DST>(orig, protocol)) };
+    let translated = !reply.comes_from_destination(orig);
+    let mut part = if translated { Part::Translated } else { part(&orig.destination().end()) };
     if part == Part::Nothing {
         return false;
     }
-    // SAFETY: the words are valid, and aligned to 4.
+    let client = orig.source();
+    let client = Words { port: client.port | protocol << 16, ..client };
+    // SAFETY: the words are valid, and aligned to 8.
     if is_recorded(unsafe { conntrack::net_in(ptr::from_ref(head).cast(), ct) }) {
         if part != Part::Endpoint {
-            count(orig, reply, protocol);
+            count(orig, reply);
         }
-    } else if has_decision(orig, protocol) {
+    } else if has_decision(client.low, client.high, client.port) {
         return false;
     } else if part == Part::Address {
         // Only the node's own namespace has to translate it.
         part = Part::Endpoint;
     }
-    let client = end::<0>(orig, protocol);
-    let hash = hash(&client);
+    let hash = hash(client);
     // A bit in the end, on every way: the verifier goes each way that it can tell from another.
     let reported = opaque(if part == Part::Address {
-        failures::admits_untranslated(conntrack::netns(ct), &client, &end::<DST>(orig, protocol)).into()
+        failures::admits_untranslated(conntrack::netns(ct), client, orig.destination()).into()
     } else {
         // By the client, so that both nodes of a connection report it.
         opaque(u64::from(hash).wrapping_sub(SAMPLE_BELOW.load().into())) >> 63
     }) & 1;
-    let source_stays = halves(orig[PORT]).0 == halves(reply[DST + PORT]).0
-        && is_same_address(address::<0>(orig), address::<DST>(reply));
-    let seen_client = (!source_stays).then(|| end::<DST>(reply, protocol));
-    // SAFETY: the pointer is the decision's own. With the copy, all its fields are written before it is taken for one.
-    let decision = unsafe {
-        (&raw mut (*at).time_ns).write(now());
-        (&raw mut (*at).ct).write(ct);
-        (&raw mut (*at).client).write(client);
-        (&raw mut (*at).tcp_state).write(conntrack::tcp_state(ct));
-        (&raw mut (*at).standing).write((reported as u32) << HANDED_OVER_SHIFT);
-        (&raw mut (*at).reserved).write(0);
-        decision.assume_init_mut()
-    };
-    store(hash, decision);
-    if let Some(seen_client) = seen_client {
-        decision.client = seen_client;
-        store(self::hash(&seen_client), decision);
+    let (time_ns, tcp_state) = (now(), conntrack::tcp_state(ct));
+    let Some(to) = next_place(hash) else { return reported != 0 };
+    // SAFETY: a map's value: valid and aligned for as long as the program runs. All of a decision is written but the words of
+    // its entry that nobody reads.
+    unsafe {
+        (*to).time_ns = time_ns;
+        (*to).ct = ct;
+        client.write(&raw mut (*to).client);
+        (*to).tcp_state = tcp_state;
+        (*to).standing = (reported as u32) << HANDED_OVER_SHIFT;
+        copy_words(head, (&raw mut (*to).ct_head).cast());
+    }
+    if !orig.comes_from_destination(reply) {
+        let Words { low, high, port } = reply.destination();
+        keep_again(to, low, high, port);
     }
     reported != 0
+}
+
+/// Copies the words of an entry that a decision keeps to their places.
+///
+/// # Safety
+///
+/// `head` must be valid for the write.
+#[inline(always)]
+unsafe fn copy_kept(head: *mut Head, ct: u64) -> bool {
+    let (from, bytes) = (KEPT_FROM.load(), KEPT_BYTES.load());
+    if from as usize >= size_of::<Head>() || bytes as usize > size_of::<Head>() - from as usize {
+        return false;
+    }
+    let address = conntrack::head(ct).wrapping_add(u64::from(from));
+    // SAFETY: the bytes lie within `head`, as was compared.
+    unsafe { output::copy_bytes(head.byte_add(from as usize).cast(), bytes, address) }
+}
+
+/// Copies the words of an entry that a decision keeps: the others are not there. The verifier knows them, and removes the comparisons.
+///
+/// # Safety
+///
+/// `to` must be valid for the write.
+#[inline(always)]
+unsafe fn copy_words(head: &Head, to: *mut u64) {
+    for (place, word) in head.iter().enumerate() {
+        if KEPT_WORDS.load() >> place & 1 != 0 {
+            // SAFETY: the caller promises it.
+            unsafe { to.add(place).write(*word) };
+        }
+    }
+}
+
+/// Keeps a decision a second time, for the client that the server meets.
+#[inline(never)]
+fn keep_again(decision: *const Decision, low: u64, high: u64, port: u64) {
+    let client = Words { low, high, port };
+    let Some(to) = next_place(hash(client)) else { return };
+    // SAFETY: map's values: valid and aligned for as long as the program runs.
+    unsafe {
+        *to = *decision;
+        client.write(&raw mut (*to).client);
+    }
 }
 
 /// Whether the connections of the namespace at this address are counted.
@@ -231,22 +296,22 @@ fn is_recorded_by_number(net: u64) -> bool {
     netns == 0
 }
 
-/// Whether a decision of the source of this tuple is kept.
+/// Whether a decision of a client is kept.
 #[inline(never)]
-fn has_decision(orig: &Tuple, protocol: u16) -> bool {
-    !find(Words::of(&end::<0>(orig, protocol))).is_null()
+fn has_decision(low: u64, high: u64, port: u64) -> bool {
+    !find(Words { low, high, port }).is_null()
 }
 
-/// Puts a decision in the place of the oldest of its set. Two CPUs that do so in one set at the same time may leave one of
+/// The place of the oldest decision of a set, for the next one. Two CPUs that write one set at the same time may leave one of
 /// the two, or a mixture.
-#[inline(never)]
-fn store(hash: u32, decision: &Decision) {
-    let Some(set) = DECISIONS.get_ptr_mut(hash & DECISIONS_MASK.load()) else { return };
+#[inline(always)]
+fn next_place(hash: u32) -> Option<*mut Decision> {
+    let set = DECISIONS.get_ptr_mut(hash & DECISIONS_MASK.load())?;
     // SAFETY: a map's value: valid and aligned for as long as the program runs.
     unsafe {
         let kept = (*set).kept;
         (*set).kept = kept.wrapping_add(1);
-        (*set).decisions[kept as usize % DECISIONS_PER_SET] = *decision;
+        Some(&raw mut (*set).decisions[kept as usize % DECISIONS_PER_SET])
     }
 }
 
@@ -260,7 +325,7 @@ fn find(client: Words) -> *mut Decision {
     let Some(set) = look_up_slot(&DECISIONS, (found >> SET_SHIFT) as u32) else {
         return ptr::null_mut();
     };
-    // SAFETY: as in `store`.
+    // SAFETY: as in `next_place`.
     unsafe { &raw mut (*set).decisions[(found - 1) as usize % DECISIONS_PER_SET] }
 }
 
@@ -273,9 +338,9 @@ const SET_SHIFT: u32 = 8;
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn place_of(low: u64, high: u64, port: u64) -> u64 {
-    let number = hash(&Words { low, high, port }.end()) & DECISIONS_MASK.load();
+    let number = hash(Words { low, high, port }) & DECISIONS_MASK.load();
     let Some(set) = look_up_slot(&DECISIONS, number) else { return 0 };
-    // SAFETY: as in `store`.
+    // SAFETY: as in `next_place`.
     unsafe {
         let newest = (*set).kept.wrapping_sub(1);
         for age in turns::<{ DECISIONS_PER_SET as u64 }>() {
@@ -303,7 +368,7 @@ pub(crate) fn is_same_address(a: [u32; 4], b: [u32; 4]) -> bool {
 
 /// Whether a client's connection is one of the sample.
 #[inline(always)]
-pub(crate) fn is_sampled(client: &End) -> bool {
+pub(crate) fn is_sampled(client: Words) -> bool {
     hash(client) < SAMPLE_BELOW.load()
 }
 
@@ -313,42 +378,35 @@ const FINAL_FACTOR: u64 = 0x1b05_688d;
 
 /// A number that depends on all of a client's address and port.
 #[inline(always)]
-fn hash(end: &End) -> u32 {
-    let [a, b, c, d] = end.address;
-    mixed([a, b, c, d, u32::from(end.port) | (u32::from(end.protocol) << 16)])
+fn hash(Words { low, high, port }: Words) -> u32 {
+    mixed([low, high, port])
 }
 
 /// A number that depends on all words. Multiplications in 64 bits, since programs have no rotation.
 #[inline(always)]
-fn mixed([first, second, third, fourth, fifth]: [u32; 5]) -> u32 {
-    let sum = (u64::from(first) * FACTORS[0])
-        ^ (u64::from(second) * FACTORS[1])
-        ^ (u64::from(third) * FACTORS[2])
-        ^ (u64::from(fourth) * FACTORS[3])
-        ^ (u64::from(fifth) * FACTORS[4]);
+fn mixed<const N: usize>(words: [u64; N]) -> u32 {
+    let mut sum = 0;
+    for (word, factor) in words.iter().zip(FACTORS) {
+        sum ^= word.wrapping_mul(factor);
+    }
     let mixed = (sum ^ (sum >> 29)).wrapping_mul(FINAL_FACTOR);
     (mixed ^ (mixed >> 32)) as u32
 }
 
 /// Counts a connection of a Service's end, the destination of `orig`, with its endpoint, the source of `reply`.
 #[inline(always)]
-fn count(orig: &Tuple, reply: &Tuple, protocol: u16) {
-    let [a, b, c, d] = address::<0>(reply);
-    let service = orig[DST] ^ orig[DST + 3];
-    let index =
-        mixed([a, b ^ service, c, d, reply[PORT] ^ orig[DST + PORT].wrapping_mul(9)]) & TALLIES_MASK.load();
+fn count(orig: &Tuple, reply: &Tuple) {
+    let key = pair(orig, reply);
+    let index = mixed(key) & TALLIES_MASK.load();
     if let Some(tally) = TALLIES.get_ptr_mut(index) {
-        // SAFETY: a map's value: valid and aligned for as long as the program runs.
+        // SAFETY: a map's value: valid and aligned for as long as the program runs. The key is its first words.
         unsafe {
-            let owner = &(*tally).key;
-            let (endpoint_port, family) = halves(reply[PORT]);
-            if is_same_address(owner.endpoint, [a, b, c, d])
-                && owner.endpoint_port == endpoint_port
-                && owner.family == family
-                && is_same_address(owner.service.address, address::<DST>(orig))
-                && owner.service.port == halves(orig[DST + PORT]).0
-                && owner.service.protocol == protocol
-            {
+            let owner = tally.cast::<[u64; 5]>();
+            let mut difference = 0;
+            for (place, word) in key.iter().enumerate() {
+                difference |= (*owner)[place] ^ word;
+            }
+            if opaque(difference) == 0 {
                 add_atomically(&raw mut (*tally).count, 1);
                 return;
             }
@@ -357,21 +415,24 @@ fn count(orig: &Tuple, reply: &Tuple, protocol: u16) {
     count_by_key(orig, reply, index);
 }
 
+/// The words of the [`CountKey`] of two tuples. In that of the first packet the direction, behind the protocol, is 0.
+#[inline(always)]
+fn pair(Tuple(orig): &Tuple, Tuple(reply): &Tuple) -> [u64; 5] {
+    let endpoint_port_and_family = reply[2] & u64::from(u32::MAX);
+    [reply[0], reply[1], endpoint_port_and_family | orig[2] >> HALF << HALF, orig[3], orig[4]]
+}
+
 /// The first connection of a pair, or one whose place in [`TALLIES`] another pair owns.
 #[inline(never)]
 fn count_by_key(orig: &Tuple, reply: &Tuple, index: u32) {
-    let (endpoint_port, family) = halves(reply[PORT]);
-    let key = &CountKey {
-        service: end::<DST>(orig, halves(orig[DST + PORT]).1 & 0xff),
-        endpoint: address::<0>(reply),
-        endpoint_port,
-        family,
-    };
+    let words = pair(orig, reply);
+    // SAFETY: any bytes are a key, and it has those of the words.
+    let key = unsafe { &*ptr::from_ref(&words).cast::<CountKey>() };
     if add_one(look_up(&COUNTS, key)) {
         return;
     }
     if COUNTS.insert(key, 1, BPF_NOEXIST).is_ok() {
-        own(key, index);
+        own(&words, index);
         return;
     }
     // Another CPU made the entry meanwhile, or the map is full.
@@ -382,21 +443,16 @@ fn count_by_key(orig: &Tuple, reply: &Tuple, index: u32) {
 
 /// Gives a place in [`TALLIES`] to a pair, unless another one owns it.
 #[inline(always)]
-fn own(key: &CountKey, index: u32) {
+fn own(key: &[u64; 5], index: u32) {
     let Some(tally) = TALLIES.get_ptr_mut(index) else { return };
     if TALLY_OWNERS.insert(index, 1, BPF_NOEXIST).is_err() {
         return;
     }
-    // SAFETY: a map's value: valid and aligned for as long as the program runs. Only the owner writes the key. Until the last
-    // word is there, which is never 0, it is the key of no connection.
-    unsafe {
-        let to = &raw mut (*tally).key;
-        output::write_words(&key.service.address, (&raw mut (*to).service.address).cast());
-        (*to).service.port = key.service.port;
-        (*to).service.protocol = key.service.protocol;
-        output::write_words(&key.endpoint, (&raw mut (*to).endpoint).cast());
-        (*to).endpoint_port = key.endpoint_port;
-        (&raw mut (*to).family).write_volatile(key.family);
+    let to = tally.cast::<u64>();
+    for (place, word) in key.iter().enumerate() {
+        // SAFETY: a map's value: valid and aligned for as long as the program runs. Only the owner writes the key, its first
+        // words. Until the last word is there, which is never 0, it is the key of no connection.
+        unsafe { to.add(place).write_volatile(*word) };
     }
 }
 

@@ -51,6 +51,21 @@ impl Words {
         Self { low, high, port }
     }
 
+    /// Writes the end into memory that is aligned as words are.
+    ///
+    /// # Safety
+    ///
+    /// `to` must be valid for the write, and aligned to 8.
+    #[expect(clippy::cast_ptr_alignment, reason = "the caller promises it")]
+    #[inline(always)]
+    pub(crate) unsafe fn write(self, to: *mut End) {
+        // SAFETY: as the caller promises. The address comes first.
+        unsafe {
+            to.cast::<[u64; 2]>().write([self.low, self.high]);
+            (&raw mut (*to).port).cast::<u32>().write(self.port as u32);
+        }
+    }
+
     #[inline(always)]
     pub(crate) fn end(self) -> End {
         End {

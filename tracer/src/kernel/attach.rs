@@ -603,6 +603,10 @@ fn settings(plan: &HookPlan, layout: &Layout, options: &Options) -> Settings {
     }
     let netfilter = layout.drop_reason_number("NETFILTER_DROP").unwrap_or(MISSING);
     settings.set("OFF_CT_BASE", layout.entry_base());
+    let kept = layout.kept_of_entry();
+    settings.set("KEPT_FROM", kept.from);
+    settings.set("KEPT_BYTES", kept.bytes);
+    settings.set("KEPT_WORDS", kept.words);
     settings.set("REASON_NETFILTER_DROP", netfilter);
     settings.set("TARGETED", u32::from(options.targets.is_some()));
     settings.set("EVENTS_BYTES", events_bytes);

@@ -119,6 +119,19 @@ const WITHOUT_BTF: &[(&str, u32)] = &[
 const COPIED_OF_ENTRY: &[(&str, u32, bool)] =
     &[("CT_ZONE", 2, true), ("CT_ORIG", 40, false), ("CT_REPLY", 40, false), ("OFF_CT_STATUS", 4, false)];
 
+/// The words in which a decision keeps its part of an entry.
+const WORD_BYTES: usize = 8;
+
+/// A part of a record's copy of `struct nf_conn`, in whole words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Kept {
+    /// Where it begins, and its length, bytes.
+    pub(super) from: u32,
+    pub(super) bytes: u32,
+    /// The words of the copy that it needs, a bit each.
+    pub(super) words: u32,
+}
+
 /// The fields that the decoder reads from a record's copy of `struct sock_common`, with the number of bytes.
 const COPIED_OF_SOCKET: &[(&str, u32)] = &[
     ("OFF_SK_FAMILY", 2),
@@ -322,6 +335,21 @@ impl Layout {
     /// The offset of a field in a record's copy of `struct nf_conn`, in bytes.
     pub(super) fn offset_in_entry(&self, name: &str) -> Option<usize> {
         self.offset(name)?.checked_sub(self.entry_base()).map(|offset| offset as usize)
+    }
+
+    /// The part of a copy of `struct nf_conn` that an agent's decision keeps: the fields that the decoder reads, and the namespace.
+    pub(super) fn kept_of_entry(&self) -> Kept {
+        let fields = COPIED_OF_ENTRY.iter().map(|(name, bytes, _)| (*name, *bytes));
+        let places = fields.chain([("OFF_CT_NET", 8)]).filter_map(|(name, bytes)| {
+            let begin = self.offset_in_entry(name)?;
+            let end = begin.checked_add(bytes as usize).filter(|end| *end <= CT_HEAD_BYTES)?;
+            Some(begin / WORD_BYTES..end.div_ceil(WORD_BYTES))
+        });
+        let words = places.flatten().fold(0_u32, |words, place| words | 1 << place);
+        let begin = words.checked_ilog2().map_or(0, |_| words.trailing_zeros());
+        let end = words.checked_ilog2().map_or(0, |last| last + 1);
+        let bytes_of = |words: u32| words * WORD_BYTES as u32;
+        Kept { from: bytes_of(begin), bytes: bytes_of(end - begin), words }
     }
 
     /// A layout with these offsets, for tests and for recordings, which have their own.

@@ -502,7 +502,7 @@ mod tests {
         assert_eq!(service_key(ServiceEnd::NodePort(8080, Protocol::UDP)).unwrap()[..16], [0; 16]);
 
         let mut count = [0; COUNT];
-        count[..END].copy_from_slice(&key);
+        put(&mut count, offset_of!(CountKey, service), &key).unwrap();
         put(&mut count, offset_of!(CountKey, endpoint), &[10, 244, 1, 7]).unwrap();
         put(&mut count, offset_of!(CountKey, endpoint_port), &9090_u16.to_be_bytes()).unwrap();
         put(&mut count, offset_of!(CountKey, family), &2_u16.to_ne_bytes()).unwrap();

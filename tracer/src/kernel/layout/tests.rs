@@ -6,7 +6,7 @@ use crate::{
     kernel::{
         btf::{Btf, writer::Writer},
         decode::Decoder,
-        layout::Layout,
+        layout::{COPIED_OF_ENTRY, Kept, Layout},
     },
     net::{Netns, Protocol, Tuple},
     sighting::{Conntrack, Fact, ListedEntry, Status},
@@ -84,6 +84,25 @@ fn an_entry_is_read_behind_a_lock_of_any_length() {
         assert_eq!((layout.entry_base(), not_copied(&layout)), (base, vec![]), "{lock}");
         assert_eq!(read_again(layout), Some(entry().ct), "{lock}");
     }
+}
+
+/// The lists of the table, between the tuples, and the lock are not kept.
+#[test]
+fn a_decision_keeps_the_words_that_are_read() {
+    for (lock, zone, from) in [(4, 16, 16), (32, 44, 0)] {
+        let layout = kernel(lock, 0, 0);
+        let Kept { from: begin, bytes, words } = layout.kept_of_entry();
+        assert_eq!((begin, words.count_ones()), (from, 12), "{lock}: {words:b}");
+        let copied = (begin as usize)..(begin + bytes) as usize;
+        for (name, length, _) in COPIED_OF_ENTRY {
+            let at = layout.offset_in_entry(name).unwrap();
+            assert!(copied.contains(&at) && copied.contains(&(at + *length as usize - 1)), "{lock}: {name}");
+            let kept = (at..at + *length as usize).all(|byte| words >> (byte / 8) & 1 == 1);
+            assert!(kept, "{lock}: {name} at {at}, {words:b}");
+        }
+        assert_eq!(layout.offset("CT_ZONE"), Some(zone));
+    }
+    assert_eq!(Layout::default().kept_of_entry(), Kept { from: 0, bytes: 0, words: 0 });
 }
 
 #[test]
