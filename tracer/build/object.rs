@@ -82,14 +82,21 @@ pub(crate) fn build(
     Ok(stripped)
 }
 
-/// Leaves out the debug sections, of which the linker has made the BTF: four fifths of the object, which each trace would
-/// read through at its start.
+/// Leaves out the debug sections, of which the linker has made the BTF, and the lines of the source in its second section: nine
+/// tenths of the object, which each trace would read through at its start.
 fn strip(object: &Path, stripped: &Path) -> Result<(), Box<dyn Error>> {
     let bytes = fs::read(object)?;
     let mut object = Builder::read(&*bytes)?;
     for section in &mut object.sections {
-        section.delete =
-            [&b".debug_"[..], b".rel.debug_"].iter().any(|start| section.name.starts_with(start));
+        // The places in the BTF's second section are numbers there, besides being relocations.
+        section.delete = [&b".debug_"[..], b".rel.debug_", b".rel.BTF.ext"]
+            .iter()
+            .any(|start| section.name.starts_with(start));
+        if *section.name == *b".BTF.ext"
+            && let SectionData::Data(data) = &mut section.data
+        {
+            *data = without_lines(data).ok_or("its .BTF.ext has another form")?.into();
+        }
     }
     object.delete_orphans();
     // LLVM puts the names of sections into those of symbols, and the builder has a section of their own.
@@ -103,6 +110,29 @@ fn strip(object: &Path, stripped: &Path) -> Result<(), Box<dyn Error>> {
     let made = stripped.with_extension(format!("o.{}", process::id()));
     fs::write(&made, bytes)?;
     Ok(fs::rename(made, stripped)?)
+}
+
+/// `.BTF.ext` with the list of functions only: its header has the offsets and lengths of the lists of functions, of lines and of
+/// relocated fields (`struct btf_ext_header`, tools/lib/bpf/libbpf_internal.h). The programs have none of the last.
+fn without_lines(section: &[u8]) -> Option<Vec<u8>> {
+    const HEADER_BYTES: usize = 4;
+    const FUNCTIONS: usize = 8;
+    const LINES: usize = 16;
+    const RELOCATED: usize = 24;
+    let word = |at: usize| Some(u32::from_le_bytes(*section.get(at..)?.first_chunk()?));
+    let (header, functions) = (word(HEADER_BYTES)?, word(FUNCTIONS + 4)?);
+    if word(FUNCTIONS)? != 0 || word(LINES)? < functions || word(RELOCATED + 4)? != 0 {
+        return None;
+    }
+    let mut left = section.get(..header.checked_add(functions)? as usize)?.to_vec();
+    // Two empty lists behind the functions.
+    for list in [LINES, RELOCATED] {
+        let [offset, length] = left.get_mut(list..)?.first_chunk_mut::<8>()?.as_chunks_mut::<4>().0 else {
+            return None;
+        };
+        (*offset, *length) = (functions.to_le_bytes(), [0; 4]);
+    }
+    Some(left)
 }
 
 /// `cargo` with a compiler that can build `core` for BPF: rustup's nightly where it has rust-src, else Debian's

@@ -430,6 +430,15 @@ mod tests {
             assert!(sizes(&less) * 4 < sizes(&whole), "{} of {}", sizes(&less), sizes(&whole));
         }
 
+        // Nothing reads them, and most of the time in which an object is read was theirs.
+        #[test]
+        fn a_linked_program_has_no_lines_of_the_source() {
+            for (name, own) in linked(&[]) {
+                assert_eq!(own.line_info.line_info.len(), 0, "{name}");
+                assert!(own.func_info.num_info > 0, "{name}");
+            }
+        }
+
         // Some kernels refuse functions in a program that continues with another one.
         #[test]
         fn a_copy_only_chooses_and_has_no_functions() {
