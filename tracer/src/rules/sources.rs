@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use super::{
-    AddressRange, Family, NFTABLES_TABLE, Rule, Ruleset, Side, Step, Table, Verdict, Writer,
+    AddressRange, Chain, Family, NFTABLES_TABLE, Rule, Ruleset, Side, Step, Table, Verdict, Writer, chains,
     frontends::ipset_name,
 };
 
@@ -38,7 +38,7 @@ impl Ruleset {
     pub fn local_traffic(&self, family: Family) -> LocalTraffic {
         let mut votes = BTreeMap::<LocalTraffic, usize>::new();
         for table in self.tables.iter().filter(|table| table.family == family && is_kube(table)) {
-            for chain in table.chains.iter().filter(|chain| chain.base.is_none()) {
+            for chain in table.chains.iter().filter(|chain| is_own(table, chain)) {
                 for vote in chain.rules.iter().filter_map(vote) {
                     *votes.entry(vote).or_default() += 1;
                 }
@@ -52,7 +52,7 @@ impl Ruleset {
         let (mut of_all, mut of_some) = (0_usize, 0_usize);
         let cluster_ips = ipset_name("CLUSTER-IP", family);
         for table in self.tables.iter().filter(|table| table.family == family && is_kube(table)) {
-            let chains = table.chains.iter().filter(|chain| chain.base.is_none());
+            let chains = table.chains.iter().filter(|chain| is_own(table, chain));
             for rule in chains.flat_map(|chain| &chain.rules).filter(|rule| marks(rule)) {
                 let names_service = rule.steps.iter().any(|step| match step {
                     Step::Destination(to) => !to.is_negated(),
@@ -93,6 +93,11 @@ fn is_kube(table: &Table) -> bool {
     }
 }
 
+/// Whether kube-proxy writes the chain: rules of other programs, such as Flannel's and Weave's, distinguish Pods too.
+fn is_own(table: &Table, chain: &Chain) -> bool {
+    chain.base.is_none() && (table.writer == Writer::Nftables || chains::is_kube_proxys(&chain.name))
+}
+
 /// The setting of a rule that handles traffic from outside the Pods and names a Service's address or a set of them.
 fn vote(rule: &Rule) -> Option<LocalTraffic> {
     let names_service = rule
@@ -131,4 +136,31 @@ pub(crate) fn nowhere(family: Family, ranges: &[AddressRange]) -> IpAddr {
     let mut known = candidates.into_iter().flatten();
     let first = known.clone().next();
     known.find(free).or(first).unwrap_or(IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::iptables::{self, Hint};
+
+    #[test]
+    fn only_kube_proxys_rules_show_how_it_recognises_pods() {
+        let own = |source: &str| {
+            format!(
+                "*nat\n-A KUBE-SERVICES -d 10.96.0.9/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-A\n\
+                 -A KUBE-SVC-A {source}-d 10.96.0.9/32 -p tcp -m tcp --dport 80 -j KUBE-MARK-MASQ\n\
+                 -A MESH ! -s 10.32.0.0/12 -d 10.32.0.0/12 -j MASQUERADE\n\
+                 -A MESH ! -s 10.32.0.0/12 -d 10.40.0.0/16 -j MASQUERADE\n\
+                 -A MESH -d 10.48.0.0/16 -j MARK --set-xmark 0x1/0x1\n\
+                 -A MESH -d 10.49.0.0/16 -j MARK --set-xmark 0x1/0x1\nCOMMIT\n"
+            )
+        };
+        let rules = iptables::parse(&own(""), Hint::default());
+        assert_eq!(rules.local_traffic(Family::Ipv4), LocalTraffic::Unmarked);
+        assert!(rules.masquerades_all(Family::Ipv4));
+        let rules = iptables::parse(&own("! -s 10.244.0.0/16 "), Hint::default());
+        let range = AddressRange::parse("10.244.0.0/16").unwrap();
+        assert_eq!(rules.local_traffic(Family::Ipv4), LocalTraffic::Range(range));
+        assert!(!rules.masquerades_all(Family::Ipv4));
+    }
 }
