@@ -19,7 +19,7 @@ use crate::{
 
 pub(super) fn parse(listing: &str, wanted: Wanted) -> Result<Ruleset, ParseError> {
     let mut deserializer = serde_json::Deserializer::from_str(listing);
-    let mut reader = Reader { wanted, ruleset: Ruleset::default(), items: 0 };
+    let mut reader = Reader { wanted, ruleset: Ruleset::default(), items: 0, dormant: Vec::new() };
     loop {
         deserializer.deserialize_map(Listing(&mut reader))?;
         if deserializer.end().is_ok() {
@@ -32,6 +32,8 @@ struct Reader {
     wanted: Wanted,
     ruleset: Ruleset,
     items: usize,
+    /// The tables whose chains the kernel does not enter, by family and name.
+    dormant: Vec<(String, String)>,
 }
 
 /// `{"nftables": [ … ]}`
@@ -179,6 +181,13 @@ impl Reader {
         let name = if matches!(kind, ItemKind::Table) { &object.name } else { &object.table };
         let (Some(family), Some(name)) = (object.family.as_deref(), name.as_deref()) else { return };
         let own = kept_name(family, name);
+        let is_dormant = match kind {
+            ItemKind::Table if has_flag(object, "dormant") => {
+                self.dormant.push((family.to_owned(), name.to_owned()));
+                true
+            }
+            _ => self.dormant.iter().any(|(of, table)| of == family && table == name),
+        };
         for kept in self.wanted.families(family, name) {
             let of = |table: &Table| table.family == *kept && *table.name == *own;
             let position = self.ruleset.tables.iter().position(of).unwrap_or_else(|| {
@@ -189,7 +198,7 @@ impl Reader {
             let Some(table) = self.ruleset.tables.get_mut(position) else { continue };
             let odd = match kind {
                 ItemKind::Table | ItemKind::Other => 0,
-                ItemKind::Chain => chain(table, object),
+                ItemKind::Chain => chain(table, object, is_dormant),
                 ItemKind::Set | ItemKind::Map => set(table, object),
                 ItemKind::Element => elements(table, object),
                 ItemKind::Rule => rule(table, object),
@@ -202,8 +211,17 @@ impl Reader {
     }
 }
 
-fn chain(table: &mut Table, object: &Object<'_>) -> u64 {
-    let base = base(object);
+/// Whether the object has this flag, alone or among others.
+fn has_flag(object: &Object<'_>, wanted: &str) -> bool {
+    match &object.flags {
+        Some(Value::Str(flag)) => flag == wanted,
+        Some(Value::Array(flags)) => flags.iter().any(|flag| flag.as_str() == Some(wanted)),
+        _ => false,
+    }
+}
+
+fn chain(table: &mut Table, object: &Object<'_>, is_dormant: bool) -> u64 {
+    let base = base(object).filter(|_| !is_dormant);
     if let Some(chain) = object.name.as_deref().and_then(|name| table.chain_mut(name)) {
         chain.base = base;
     }
@@ -213,11 +231,7 @@ fn chain(table: &mut Table, object: &Object<'_>) -> u64 {
 fn set(table: &mut Table, object: &Object<'_>) -> u64 {
     let Some(name) = object.name.as_deref() else { return 0 };
     let mut set = Set::new(name);
-    let dynamic = match &object.flags {
-        Some(Value::Str(flag)) => flag == "timeout",
-        Some(Value::Array(flags)) => flags.iter().any(|flag| flag.as_str() == Some("timeout")),
-        _ => false,
-    };
+    let dynamic = has_flag(object, "timeout");
     set.timeout = object.timeout.or(dynamic.then_some(u32::MAX)).filter(|_| is_ours(&table.name));
     table.add_set(set);
     elements(table, object)

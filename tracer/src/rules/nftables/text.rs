@@ -67,11 +67,13 @@ impl<'a> Reader<'a> {
             return;
         }
         let mut table = Table::new(Writer::Nftables, family, name);
+        let mut is_dormant = false;
         while let Some(token) = self.tokens.pop_front() {
             match token {
                 Token::Close => break,
                 Token::Word("set" | "map") => self.set(&mut table),
-                Token::Word("chain") => self.chain(&mut table),
+                Token::Word("chain") => self.chain(&mut table, is_dormant),
+                Token::Word("flags") => is_dormant |= self.line().iter().any(|token| token.is("dormant")),
                 Token::Open => self.skip_rest(),
                 _ => {}
             }
@@ -191,7 +193,8 @@ impl<'a> Reader<'a> {
         table.add_set(set);
     }
 
-    fn chain(&mut self, table: &mut Table) {
+    /// The kernel does not enter a chain of a dormant table.
+    fn chain(&mut self, table: &mut Table, is_dormant: bool) {
         let name = self.word().unwrap_or_default();
         if !self.open() {
             return;
@@ -203,7 +206,7 @@ impl<'a> Reader<'a> {
             match line.front() {
                 Some(Token::Word("type")) => {
                     if let Some(chain) = table.chain_mut(name) {
-                        chain.base = base(&line);
+                        chain.base = base(&line).filter(|_| !is_dormant);
                     }
                 }
                 Some(Token::Word("policy")) => {

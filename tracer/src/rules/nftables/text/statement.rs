@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use serde_json::{Value, json};
 
-use super::tokens::Token;
+use super::{super::foreign, tokens::Token};
 
 /// The tokens of one line, consumed statement by statement.
 pub(super) struct Statement<'a> {
@@ -41,10 +41,17 @@ impl<'a> Statement<'a> {
                 self.tokens.clear();
                 Some(json!({first: null}))
             }
-            "masquerade" | "snat" | "log" | "notrack" => {
+            "masquerade" | "snat" => {
                 let name = self.word();
+                let to = self.tokens.iter().any(|token| token.is("map")).then(|| json!({"map": null}));
                 self.tokens.clear();
-                name.map(|name| json!({name: null}))
+                name.map(|name| json!({name: {"addr": to}}))
+            }
+            "notrack" => self.word().map(|name| json!({name: null})),
+            "log" => {
+                self.word();
+                self.log_options();
+                Some(json!({"log": null}))
             }
             "counter" => {
                 self.word();
@@ -67,23 +74,6 @@ impl<'a> Statement<'a> {
                 set.map(|set| json!({"set": {"op": "update", "set": set}}))
             }
             "dnat" => self.dnat(),
-            "meta" if self.peek(1) == Some("mark") && self.peek(2) == Some("set") => {
-                self.tokens.drain(..3);
-                let value = match (self.peek(0), self.peek(1)) {
-                    (Some("meta"), Some("mark")) => {
-                        self.tokens.drain(..2);
-                        let operator = match self.word()? {
-                            "or" => "|",
-                            "and" => "&",
-                            "xor" => "^",
-                            operator => operator,
-                        };
-                        json!({operator: [{"meta": {"key": "mark"}}, number(self.word()?)]})
-                    }
-                    _ => number(self.word()?),
-                };
-                Some(json!({"mangle": {"key": {"meta": {"key": "mark"}}, "value": value}}))
-            }
             _ => self.condition(),
         };
         Some(statement.unwrap_or_else(|| {
@@ -98,8 +88,84 @@ impl<'a> Statement<'a> {
             } else {
                 format!("{first} {rest}").trim_end().to_owned()
             };
-            json!({"unknown": text})
+            // The names of iptables' targets are in capitals.
+            let is_target = |word: &str| {
+                let name = word.strip_prefix("xt_");
+                name.is_some_and(|name| name.starts_with(|first: char| first.is_ascii_uppercase()))
+            };
+            let has_effect = matches!(first, "dnat" | "fwd" | "synproxy") || is_target(first);
+            let kind = if has_effect { "unknown effect" } else { "unknown" };
+            json!({kind: text})
         }))
+    }
+
+    /// `prefix "x" level info flags tcp sequence,options`
+    fn log_options(&mut self) {
+        loop {
+            match self.peek(0) {
+                Some("prefix" | "level" | "group" | "snaplen" | "queue-threshold") => {
+                    self.tokens.drain(..self.tokens.len().min(2));
+                }
+                Some("flags") => {
+                    self.word();
+                    let layer = self.word();
+                    if matches!(layer, Some("tcp" | "ip")) {
+                        self.word();
+                        while self.tokens.front() == Some(&Token::Comma) {
+                            self.tokens.pop_front();
+                            self.word();
+                        }
+                    }
+                }
+                _ => return,
+            }
+        }
+    }
+
+    /// A mark: numbers and marks with operators between them, of which `&` binds closest and `|` last.
+    fn mark(&mut self) -> Option<Value> {
+        const OPERATORS: [(&str, &str); 3] = [("|", "or"), ("^", "xor"), ("&", "and")];
+        self.operation(&OPERATORS)
+    }
+
+    fn operation(&mut self, operators: &[(&str, &str)]) -> Option<Value> {
+        let Some(((symbol, word), closer)) = operators.split_first() else { return self.operand() };
+        let mut left = self.operation(closer)?;
+        while self.take(symbol) || self.take(word) {
+            let right = self.operation(closer)?;
+            left = json!({*symbol: [left, right]});
+        }
+        Some(left)
+    }
+
+    fn operand(&mut self) -> Option<Value> {
+        match self.peek(0)? {
+            "meta" | "mark" | "ct" => self.primary(),
+            _ => Some(number(self.word()?)),
+        }
+    }
+
+    /// The new value of a field, after the word `set`.
+    fn new_value(&mut self, key: &Value) -> Option<Value> {
+        let of = |kind: &str| key.get(kind).and_then(|of| of.get("key")).and_then(Value::as_str);
+        let value = if of("meta") == Some("mark") || of("ct") == Some("mark") {
+            self.mark()?
+        } else {
+            if self.peek(0) == Some("rt") {
+                self.word();
+            }
+            value(self.word()?)
+        };
+        Some(json!({"mangle": {"key": key, "value": value}}))
+    }
+
+    /// A map of verdicts, after the word `vmap`.
+    fn verdict_map(&mut self, key: &Value) -> Option<Value> {
+        let data = match self.tokens.front() {
+            Some(Token::Open) => json!({"set": self.block().into_iter().collect::<Option<Vec<_>>>()?}),
+            _ => json!(self.word()?),
+        };
+        Some(json!({"vmap": {"key": key, "data": data}}))
     }
 
     fn verdict(&mut self) -> Option<Value> {
@@ -153,6 +219,11 @@ impl<'a> Statement<'a> {
     fn primary(&mut self) -> Option<Value> {
         let first = self.word()?;
         Some(match first {
+            "tcp" if self.peek(0) == Some("option") => {
+                self.word();
+                let (name, field) = (self.word()?, self.word()?);
+                json!({"tcp option": {"name": name, "field": field}})
+            }
             "ip" | "ip6" | "tcp" | "udp" | "sctp" | "th" => {
                 let field = self.word()?;
                 json!({"payload": {"protocol": first, "field": field}})
@@ -193,12 +264,12 @@ impl<'a> Statement<'a> {
             parts.push(self.primary()?);
         }
         let mut left = if parts.len() == 1 { parts.pop()? } else { json!({"concat": parts}) };
+        // What these words do is an effect, also if the rest is not understood.
+        if self.take("set") {
+            return Some(self.new_value(&left).unwrap_or_else(|| unknown_effect(&left, "set")));
+        }
         if self.take("vmap") {
-            let data = match self.tokens.front() {
-                Some(Token::Open) => json!({"set": self.block().into_iter().collect::<Option<Vec<_>>>()?}),
-                _ => json!(self.word()?),
-            };
-            return Some(json!({"vmap": {"key": left, "data": data}}));
+            return Some(self.verdict_map(&left).unwrap_or_else(|| unknown_effect(&left, "vmap")));
         }
         if self.take("&") || self.take("and") {
             left = json!({"&": [left, number(self.word()?)]});
@@ -257,6 +328,11 @@ impl<'a> Statement<'a> {
     }
 }
 
+/// A statement that begins with this field and changes it or decides by it.
+fn unknown_effect(field: &Value, word: &str) -> Value {
+    json!({"unknown effect": format!("{} {word}", foreign::describe(&field.into()))})
+}
+
 fn element_of(tokens: VecDeque<Token<'_>>) -> Option<Value> {
     let mut element = Statement { tokens };
     let mut parts = vec![value(element.word()?)];
@@ -292,10 +368,13 @@ fn value(text: &str) -> Value {
     if text.starts_with("0x") {
         return number(text);
     }
-    if let Some((first, last)) = text.split_once('-')
-        && first.parse::<std::net::IpAddr>().is_ok()
-    {
-        return json!({"range": [first, last]});
+    if let Some((first, last)) = text.split_once('-') {
+        if first.parse::<std::net::IpAddr>().is_ok() {
+            return json!({"range": [first, last]});
+        }
+        if let (Ok(first), Ok(last)) = (first.parse::<u16>(), last.parse::<u16>()) {
+            return json!({"range": [first, last]});
+        }
     }
     json!(text)
 }

@@ -40,6 +40,8 @@ pub(super) fn tokens(text: &str) -> VecDeque<Token<'_>> {
                 let end = inner.find('"').unwrap_or(inner.len());
                 (inner.get(..end).map(Token::Quoted), end + 2)
             }
+            // A match or target of iptables that nft cannot list (`xt_stmt_print` in nftables' src/xt.c). The rule goes on.
+            '#' if rest.starts_with("# xt_") => (None, 2),
             '#' => (None, rest.find('\n').unwrap_or(rest.len())),
             blank if blank.is_whitespace() => (None, blank.len_utf8()),
             _ => {
