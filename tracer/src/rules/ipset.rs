@@ -1,6 +1,7 @@
 //! Parses the output of `ipset save`: the sets of kube-proxy's IPVS mode.
 //!
-//! Pure and tolerant: sets of other types and unknown elements are counted and skipped.
+//! Pure and tolerant: of kube-proxy's sets, those of other types and unknown elements are counted and skipped. Other programs'
+//! sets are kept with the note that a part of them is not understood.
 
 use std::collections::HashMap;
 
@@ -24,29 +25,42 @@ pub fn parse(text: &str) -> Ruleset {
             (Some("create"), Some(name), Some(kind)) => match dimensions(kind) {
                 Some(dimensions) if !by_name.contains_key(name) => {
                     by_name.insert(name, ruleset.sets.len());
-                    let mut options = words;
-                    let timeout =
-                        options.by_ref().find(|word| *word == "timeout").and_then(|_| options.next());
+                    let options: Vec<&str> = words.collect();
+                    let after = |word: &str| {
+                        let position = options.iter().position(|option| *option == word)?;
+                        options.get(position + 1)
+                    };
                     let mut set = Set::new(name);
                     set.dimensions = dimensions;
-                    set.timeout = timeout.and_then(|text| text.parse().ok());
+                    set.timeout = after("timeout").and_then(|text| text.parse().ok());
+                    // Its elements stand for others that the list does not name.
+                    set.partial = after("netmask").or_else(|| after("bitmask")).is_some();
                     ruleset.sets.push(set);
                 }
                 Some(_) => {}
-                None => ruleset.odd(|| format!("ipset: the type `{kind}` is unknown")),
+                None if is_kube_proxys(name) => {
+                    ruleset.odd(|| format!("ipset: the type `{kind}` is unknown"));
+                }
+                None => {
+                    let mut set = Set::new(name);
+                    set.partial = true;
+                    ruleset.sets.push(set);
+                }
             },
             (Some("add"), Some(name), Some(element)) => {
                 let Some(set) = by_name.get(name).and_then(|position| ruleset.sets.get_mut(*position)) else {
-                    ruleset.skipped = ruleset.skipped.saturating_add(1);
+                    ruleset.skipped = ruleset.skipped.saturating_add(u64::from(is_kube_proxys(name)));
                     continue;
                 };
                 elements += 1;
                 match parse_element(&set.dimensions, element).filter(|_| elements <= MAX_ELEMENTS) {
-                    // `nomatch` excludes an element from a larger one; kube-proxy does not use it.
-                    Some(key) if words.next() != Some("nomatch") => set.insert(key.into(), None),
+                    Some(key) if has_option(line, "nomatch") => set.exclude(key.into()),
+                    Some(key) => set.insert(key.into(), None),
                     _ => {
                         set.partial = true;
-                        ruleset.odd(|| format!("ipset: the element `{element}` is not understood"));
+                        if is_kube_proxys(name) {
+                            ruleset.odd(|| format!("ipset: the element `{element}` is not understood"));
+                        }
                     }
                 }
             }
@@ -66,6 +80,16 @@ pub fn parse_whole(text: &str) -> Result<Ruleset, ParseError> {
         }
         _ => Ok(parse(text)),
     }
+}
+
+/// Whether the set may be one of kube-proxy's. What is not understood of another is a part that only its own rules need.
+fn is_kube_proxys(name: &str) -> bool {
+    name.starts_with("KUBE-")
+}
+
+/// Whether the line has this word outside of its comment.
+fn has_option(line: &str, option: &str) -> bool {
+    line.split('"').step_by(2).flat_map(str::split_ascii_whitespace).any(|word| word == option)
 }
 
 fn dimensions(kind: &str) -> Option<Box<[Dimension]>> {

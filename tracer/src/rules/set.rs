@@ -75,6 +75,9 @@ pub struct Set {
     /// An element was not understood. Not in recordings of the first version.
     #[serde(default)]
     pub partial: bool,
+    /// Elements of an ipset that are excluded from a larger one (`nomatch`). Not in recordings of the first version.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    except: Vec<Key>,
 }
 
 impl Set {
@@ -86,7 +89,13 @@ impl Set {
             timeout: None,
             dimensions: Box::default(),
             partial: false,
+            except: Vec::new(),
         }
+    }
+
+    /// Excludes these from a larger element.
+    pub fn exclude(&mut self, key: Key) {
+        self.except.push(key);
     }
 
     pub fn insert(&mut self, key: Key, verdict: Option<Verdict>) {
@@ -117,15 +126,18 @@ impl Set {
         if let Some(verdict) = self.elements.get(key) {
             return Some(verdict.as_ref());
         }
-        let holds = |(element, datum): (&Datum, &Datum)| match (element, datum) {
-            (Datum::Range(range), Datum::Address(ip)) => range.contains(*ip),
-            (element, datum) => element == datum,
+        let found = self.ranges.iter().find(|(element, _)| holds(element, key));
+        found.filter(|_| !self.is_excluded(key)).map(|(_, verdict)| verdict.as_ref())
+    }
+
+    /// Whether the smallest element around the key is one that excludes it (`hash_net_test` in
+    /// `net/netfilter/ipset/ip_set_hash_gen.h`).
+    fn is_excluded(&self, key: &[Datum]) -> bool {
+        let within = |inner: &Key, outer: &Key| inner != outer && holds(outer, inner);
+        let is_smallest = |without: &&Key| {
+            !self.ranges.iter().any(|(element, _)| holds(element, key) && within(element, without))
         };
-        let found = self
-            .ranges
-            .iter()
-            .find(|(element, _)| element.len() == key.len() && element.iter().zip(key).all(holds));
-        found.map(|(_, verdict)| verdict.as_ref())
+        self.except.iter().filter(|without| holds(without, key)).any(|without| is_smallest(&without))
     }
 
     /// Passes its own name, and those of the chains to which its verdicts lead, to `visit`.
@@ -144,8 +156,21 @@ impl Set {
         self.ranges.extend(other.ranges);
         self.timeout = self.timeout.or(other.timeout);
         self.partial |= other.partial;
+        self.except.extend(other.except);
         if self.dimensions.is_empty() {
             self.dimensions = other.dimensions;
         }
     }
+}
+
+/// Whether each part of the element contains that of the key.
+fn holds(element: &[Datum], key: &[Datum]) -> bool {
+    let part = |(element, datum): (&Datum, &Datum)| match (element, datum) {
+        (Datum::Range(range), Datum::Address(ip)) => range.contains(*ip),
+        (Datum::Range(range), Datum::Range(inner)) => {
+            range.contains(inner.first) && range.contains(inner.last)
+        }
+        (element, datum) => element == datum,
+    };
+    element.len() == key.len() && element.iter().zip(key).all(part)
 }
