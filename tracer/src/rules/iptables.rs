@@ -245,12 +245,11 @@ fn base(table: &str, chain: &str, drops: bool) -> Option<Base> {
 }
 
 /// Targets that do not affect the destination of a packet.
-const HARMLESS: [&str; 17] = [
+const HARMLESS: [&str; 22] = [
     "LOG",
     "NFLOG",
     "ULOG",
     "TRACE",
-    "CONNMARK",
     "CT",
     "TCPMSS",
     "TOS",
@@ -262,7 +261,13 @@ const HARMLESS: [&str; 17] = [
     "SECMARK",
     "CONNSECMARK",
     "TTL",
+    "HL",
     "TEE",
+    "ECN",
+    "LED",
+    "RATEEST",
+    "IDLETIMER",
+    "TCPOPTSTRIP",
 ];
 
 fn parse_rule(mut words: Words<'_>) -> Rule {
@@ -279,7 +284,7 @@ fn parse_rule(mut words: Words<'_>) -> Rule {
             }
             "-m" | "--match" => {
                 module.end(&mut steps);
-                module = Module::begin(words.next());
+                module = Module::begin(words.next(), &steps);
                 continue;
             }
             "--comment" => comment = words.next().map(|text| text.as_ref().into()),
@@ -287,20 +292,14 @@ fn parse_rule(mut words: Words<'_>) -> Rule {
                 module.end(&mut steps);
                 target = words.next().map(|name| (name, word == "-g"));
             }
-            option if target.is_some() => {
-                // KUBE chains have no options, and only those of a few targets matter.
-                if let Some(step) = target_option(option, &mut words) {
-                    target_steps.push(step);
-                }
-            }
             option => {
-                module.has_option = true;
-                if condition(option, negated, &mut words, &mut steps) {
-                    module.is_unknown = false;
+                if let Some((name, _)) = &target {
+                    // KUBE chains have no options, and only those of a few targets matter.
+                    target_steps.extend(target_option(name, option, &mut words));
                 } else {
-                    let mut text = if negated { format!("! {option}") } else { option.to_owned() };
-                    words.arguments(&mut text);
-                    module.unknown(&text, &mut steps);
+                    // iptables before 1.4.3 writes `-d ! ADDRESS`.
+                    let is_old = words.take_negation();
+                    module.condition(option, negated != is_old, &mut words, &mut steps);
                 }
             }
         }
@@ -317,8 +316,8 @@ fn parse_rule(mut words: Words<'_>) -> Rule {
             "MASQUERADE" | "SNAT" => steps.push(Step::Do(Verdict::Masquerade)),
             "NOTRACK" => steps.push(Step::NoTrack),
             // The steps come from their options.
-            "DNAT" | "MARK" | "CT" if known => {}
-            "DNAT" | "MARK" | "REDIRECT" | "NETMAP" | "TPROXY" | "QUEUE" | "NFQUEUE" => {
+            "DNAT" | "MARK" | "CONNMARK" | "CT" if known => {}
+            "DNAT" | "MARK" | "CONNMARK" | "REDIRECT" | "NETMAP" | "TPROXY" | "QUEUE" | "NFQUEUE" => {
                 steps.push(Step::Do(Verdict::Unknown(name.as_ref().into())));
             }
             harmless if HARMLESS.contains(&harmless) => {}
@@ -329,6 +328,11 @@ fn parse_rule(mut words: Words<'_>) -> Rule {
     Rule::new(steps, comment)
 }
 
+/// Matches that without an option hold for every packet that can have one. iptables prints their name with each rule of their
+/// protocol, or for the options of a rule that has none.
+const VACUOUS: [&str; 10] =
+    ["tcp", "udp", "udplite", "sctp", "dccp", "icmp", "icmp6", "comment", "conntrack", "state"];
+
 /// The match whose options follow (`-m NAME`).
 #[derive(Default)]
 struct Module<'a> {
@@ -336,11 +340,33 @@ struct Module<'a> {
     has_option: bool,
     /// The last condition is one of its unknown options.
     is_unknown: bool,
+    /// The number of steps before its first option.
+    begins: usize,
 }
 
 impl<'a> Module<'a> {
-    fn begin(name: Option<Cow<'a, str>>) -> Self {
-        Self { name, ..Self::default() }
+    fn begin(name: Option<Cow<'a, str>>, steps: &Steps) -> Self {
+        Self { name, begins: steps.len(), ..Self::default() }
+    }
+
+    /// Adds the condition of an option.
+    fn condition(&mut self, option: &str, negated: bool, words: &mut Words<'_>, steps: &mut Steps) {
+        self.has_option = true;
+        if self.name.as_deref() == Some("addrtype") && option.starts_with("--limit-iface-") {
+            // An address of the node that is not one of that interface's is not LOCAL there.
+            self.loosen(option, steps);
+            return;
+        }
+        let arguments = words.clone();
+        let module = self.name.as_deref().unwrap_or_default();
+        if condition((module, option), negated, words, steps) {
+            self.is_unknown = false;
+            return;
+        }
+        *words = arguments;
+        let mut text = if negated { format!("! {option}") } else { option.to_owned() };
+        words.arguments(&mut text);
+        self.unknown(&text, steps);
     }
 
     /// Adds an unknown option: those of one match are one condition, with the match's name.
@@ -357,46 +383,115 @@ impl<'a> Module<'a> {
         steps.push(Step::Unknown(text.into()));
     }
 
+    /// Adds an option that makes the match hold for fewer addresses. Its negated conditions hold for more of them: they are
+    /// not known any more.
+    fn loosen(&mut self, option: &str, steps: &mut Steps) {
+        for step in steps.iter_mut().skip(self.begins) {
+            if let Step::SourceLocal { negated: true } | Step::DestinationLocal { negated: true } = step {
+                let side = if matches!(step, Step::SourceLocal { .. }) { "--src-type" } else { "--dst-type" };
+                *step = Step::Unknown(format!("-m addrtype ! {side} LOCAL {option}").into());
+                self.is_unknown = true;
+                return;
+            }
+        }
+        self.unknown(option, steps);
+    }
+
     /// Some matches decide without an option.
     fn end(&mut self, steps: &mut Steps) {
-        if let Some(name @ ("socket" | "rpfilter" | "eui64")) = self.name.as_deref()
+        if let Some(name) = self.name.take()
             && !self.has_option
+            && !VACUOUS.contains(&name.as_ref())
         {
             steps.push(Step::Unknown(format!("-m {name}").into()));
         }
-        self.name = None;
     }
 }
 
-fn target_option(option: &str, words: &mut Words<'_>) -> Option<Step> {
+fn target_option(target: &str, option: &str, words: &mut Words<'_>) -> Option<Step> {
+    if target == "CONNMARK" {
+        return connmark_option(option, words);
+    }
     match option {
         // An iptables that does not know the target's revision prints other words, or zeros.
         "--to-destination" => {
             let to = endpoint(&words.next()?).filter(|to| !to.ip().is_unspecified())?;
             Some(Step::Do(Verdict::Dnat(to.into())))
         }
-        "--set-xmark" => {
-            let (toggle, clear) = mark(&words.next()?)?;
+        "--notrack" => Some(Step::NoTrack),
+        _ if target == "MARK" => {
+            let (clear, toggle) = new_mark(option, words)?;
             Some(Step::SetMark { clear, toggle })
         }
-        // `--set-mark V/M` clears the bits of M and of V and then sets those of V (xt_MARK).
-        "--set-mark" => {
-            let (value, mask) = mark(&words.next()?)?;
-            Some(Step::SetMark { clear: value | mask, toggle: value })
-        }
-        "--or-mark" => {
-            let (value, _) = mark(&words.next()?)?;
-            Some(Step::SetMark { clear: value, toggle: value })
-        }
-        "--notrack" => Some(Step::NoTrack),
-        "--xor-mark" => Some(Step::SetMark { clear: 0, toggle: mark(&words.next()?)?.0 }),
-        "--and-mark" => Some(Step::SetMark { clear: !mark(&words.next()?)?.0, toggle: 0 }),
         _ => None,
     }
 }
 
-/// Parses one condition; `false` if it is unknown.
-fn condition(option: &str, negated: bool, words: &mut Words<'_>, steps: &mut Steps) -> bool {
+/// The bits that are cleared and those that are then toggled.
+fn new_mark(option: &str, words: &mut Words<'_>) -> Option<(u32, u32)> {
+    let mut argument = || mark(&words.next()?);
+    Some(match option {
+        "--set-xmark" => {
+            let (toggle, clear) = argument()?;
+            (clear, toggle)
+        }
+        // `--set-mark V/M` clears the bits of M and of V and then sets those of V (xt_MARK).
+        "--set-mark" => {
+            let (value, mask) = argument()?;
+            (value | mask, value)
+        }
+        "--or-mark" => {
+            let (value, _) = argument()?;
+            (value, value)
+        }
+        "--xor-mark" => (0, argument()?.0),
+        "--and-mark" => (!argument()?.0, 0),
+        _ => return None,
+    })
+}
+
+/// The target's masks follow the option that names its effect (`connmark_tg_save` in `extensions/libxt_CONNMARK.c`
+/// of iptables).
+fn connmark_option(option: &str, words: &mut Words<'_>) -> Option<Step> {
+    let saves = match option {
+        "--save-mark" => true,
+        "--restore-mark" => false,
+        "--left-shift-mark" | "--right-shift-mark" => {
+            return Some(Step::Do(Verdict::Unknown("CONNMARK".into())));
+        }
+        _ => {
+            let (clear, toggle) = new_mark(option, words)?;
+            return Some(Step::SetConnMark { clear, toggle });
+        }
+    };
+    let (mut of_packet, mut of_connection) = (u32::MAX, u32::MAX);
+    while let Some(next) = words.peek() {
+        let masks: &mut [&mut u32] = match next.as_ref() {
+            "--nfmask" => &mut [&mut of_packet],
+            "--ctmask" => &mut [&mut of_connection],
+            "--mask" => &mut [&mut of_packet, &mut of_connection],
+            _ => break,
+        };
+        words.next();
+        let (mask, _) = mark(&words.next()?)?;
+        for of in masks {
+            **of = mask;
+        }
+    }
+    Some(if saves {
+        Step::SaveMark { clear: of_connection, keep: of_packet }
+    } else {
+        Step::RestoreMark { clear: of_packet, keep: of_connection }
+    })
+}
+
+/// Parses one condition of a match; `false` if it is unknown.
+fn condition(
+    (module, option): (&str, &str),
+    negated: bool,
+    words: &mut Words<'_>,
+    steps: &mut Steps,
+) -> bool {
     let addresses =
         |text: Option<Cow<'_, str>>| Some(Addresses::new([AddressRange::parse(&text?)?], negated));
     let step = match option {
@@ -417,6 +512,7 @@ fn condition(option: &str, negated: bool, words: &mut Words<'_>, steps: &mut Ste
             new: states.split(',').any(|state| state == "NEW"),
             translated: states.split(',').any(|state| state == "DNAT"),
             established: states.split(',').any(|state| state == "ESTABLISHED"),
+            untracked: states.split(',').any(|state| state == "UNTRACKED"),
             negated,
         }),
         "-o" => {
@@ -431,9 +527,13 @@ fn condition(option: &str, negated: bool, words: &mut Words<'_>, steps: &mut Ste
             .zip(words.next())
             .and_then(|(mask, set)| Some(Step::TcpFlags { mask: flags(&mask)?, set: flags(&set)?, negated })),
         // A new connection's packets have the original direction.
-        "--ctdir" if words.take("ORIGINAL") => {
-            Some(Step::State { new: !negated, translated: false, established: false, negated: false })
-        }
+        "--ctdir" if words.take("ORIGINAL") => Some(Step::State {
+            new: !negated,
+            translated: false,
+            established: false,
+            untracked: false,
+            negated: false,
+        }),
         "--src-type" if words.take("LOCAL") => Some(Step::SourceLocal { negated }),
         "--dst-type" if words.take("LOCAL") => Some(Step::DestinationLocal { negated }),
         "--src-type" | "--dst-type" if words.peek().is_some_and(|kind| !kind.contains(',')) => {
@@ -443,9 +543,10 @@ fn condition(option: &str, negated: bool, words: &mut Words<'_>, steps: &mut Ste
                 negated,
             })
         }
-        "--mark" => {
-            words.next().and_then(|text| mark(&text)).map(|(value, mask)| Step::Mark { value, mask, negated })
-        }
+        "--mark" => words.next().and_then(|text| mark(&text)).map(|(value, mask)| match module {
+            "connmark" => Step::ConnMark { value, mask, negated },
+            _ => Step::Mark { value, mask, negated },
+        }),
         "--mode" if words.take("random") => Some(Step::Harmless),
         "--probability" if !negated => words
             .next()
@@ -461,8 +562,9 @@ fn condition(option: &str, negated: bool, words: &mut Words<'_>, steps: &mut Ste
             let sides = sides.split(',').map(side).collect::<Option<Box<[_]>>>()?;
             Some(Step::InIpset(InIpset { set: set.as_ref().into(), sides, negated }.into()))
         }),
-        // A packet that did not arrive through a bridge port.
-        "--physdev-is-in" if negated => Some(Step::Harmless),
+        // No later fragment: one has no ports, and the first one is what is followed.
+        // Nor did it arrive through a bridge port.
+        "-f" | "--physdev-is-in" if negated => Some(Step::Harmless),
         "--nfacct-name" => words.next().map(|_| Step::Harmless),
         "--rcheck" | "--update" if !negated => return recent(words, steps, true),
         "--set" if !negated => return recent(words, steps, false),
@@ -570,6 +672,20 @@ pub(super) fn protocol(text: &str) -> Option<Protocol> {
         "sctp" => Protocol::SCTP,
         "icmp" => Protocol::ICMP,
         "ipv6-icmp" | "icmpv6" => Protocol(58),
+        // As getprotobynumber(3) names them (netbase's /etc/protocols).
+        "igmp" => Protocol(2),
+        "ipencap" | "ipip" | "ipv4" => Protocol(4),
+        "dccp" => Protocol(33),
+        "ipv6" => Protocol(41),
+        "gre" => Protocol(47),
+        "esp" | "ipv6-crypt" => Protocol(50),
+        "ah" | "ipv6-auth" => Protocol(51),
+        "ospf" | "ospfigp" => Protocol(89),
+        "pim" => Protocol(103),
+        "vrrp" => Protocol(112),
+        "l2tp" => Protocol(115),
+        "mobility-header" | "ipv6-mh" | "mh" => Protocol(135),
+        "udplite" => Protocol(136),
         number => Protocol(number.parse().ok()?),
     })
 }

@@ -48,6 +48,9 @@ pub enum Step {
         /// Lists the state of answers. Not in recordings of the first version.
         #[serde(default)]
         established: bool,
+        /// Lists packets that conntrack ignores. Not in recordings of the first version.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        untracked: bool,
     },
     Mark {
         value: u32,
@@ -99,6 +102,12 @@ pub enum Step {
         set: u8,
         negated: bool,
     },
+    /// The mark of the packet's conntrack entry.
+    ConnMark {
+        value: u32,
+        mask: u32,
+        negated: bool,
+    },
     /// A condition that cannot be evaluated.
     Unknown(Box<str>),
     // Statements.
@@ -108,6 +117,21 @@ pub enum Step {
     SetMark {
         clear: u32,
         toggle: u32,
+    },
+    /// As [`Step::SetMark`], for the mark of the conntrack entry.
+    SetConnMark {
+        clear: u32,
+        toggle: u32,
+    },
+    /// The mark of the conntrack entry becomes `(conntrack's & !clear) ^ (packet's & keep)`.
+    SaveMark {
+        clear: u32,
+        keep: u32,
+    },
+    /// The packet's mark becomes `(packet's & !clear) ^ (conntrack's & keep)`.
+    RestoreMark {
+        clear: u32,
+        keep: u32,
     },
     Do(Verdict),
     /// Applies the map's verdict for these fields, if it has one.
@@ -128,7 +152,16 @@ pub enum Step {
 impl Step {
     /// Whether it changes the packet or its way at once.
     pub const fn is_effect(&self) -> bool {
-        matches!(self, Self::SetMark { .. } | Self::Remember(_) | Self::Do(_) | Self::NoTrack)
+        matches!(
+            self,
+            Self::SetMark { .. }
+                | Self::SetConnMark { .. }
+                | Self::SaveMark { .. }
+                | Self::RestoreMark { .. }
+                | Self::Remember(_)
+                | Self::Do(_)
+                | Self::NoTrack
+        )
     }
 
     /// Whether it chooses a verdict.
@@ -146,6 +179,10 @@ impl Step {
                 | Self::OfFamily { .. }
                 | Self::AddressType { .. }
                 | Self::TcpFlags { .. }
+                | Self::ConnMark { .. }
+                | Self::SetConnMark { .. }
+                | Self::SaveMark { .. }
+                | Self::RestoreMark { .. }
                 | Self::ByState(_)
                 | Self::NoTrack
         )
@@ -162,7 +199,8 @@ impl Step {
             Self::Do(verdict) => verdict.visit_names(visit),
             Self::Spread { to, .. } => to.iter_mut().for_each(|(_, verdict)| verdict.visit_names(visit)),
             Self::ByState(choice) => {
-                let verdicts = choice.new.iter_mut().chain(&mut choice.established);
+                let known = choice.new.iter_mut().chain(&mut choice.established);
+                let verdicts = known.chain(&mut choice.untracked);
                 verdicts.for_each(|verdict| verdict.visit_names(visit));
             }
             _ => {}
@@ -205,6 +243,9 @@ pub struct Look {
 pub struct ByState {
     pub new: Option<Verdict>,
     pub established: Option<Verdict>,
+    /// For a packet that conntrack ignores. Not in recordings of the first version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub untracked: Option<Verdict>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

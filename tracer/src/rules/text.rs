@@ -70,10 +70,11 @@ fn addresses(side: &str, of: &Addresses) -> String {
     }
 }
 
-fn states(new: bool, established: bool, translated: bool) -> Vec<&'static str> {
-    let listed = [(new, "NEW"), (established, "RELATED,ESTABLISHED"), (translated, "DNAT")];
-    let listed: Vec<_> = listed.into_iter().filter(|(is, _)| *is).map(|(_, name)| name).collect();
-    if listed.is_empty() { vec!["INVALID"] } else { listed }
+/// The states that are listed, of new, established, translated and untracked packets.
+fn states(listed: [bool; 4]) -> String {
+    let names = ["NEW", "RELATED,ESTABLISHED", "DNAT", "UNTRACKED"];
+    let listed: Vec<_> = names.into_iter().zip(listed).filter(|(_, is)| *is).map(|(name, _)| name).collect();
+    if listed.is_empty() { "INVALID".to_owned() } else { listed.join(",") }
 }
 
 const FLAGS: [&str; 8] = ["FIN", "SYN", "RST", "PSH", "ACK", "URG", "ECE", "CWR"];
@@ -105,8 +106,12 @@ fn iptables(step: &Step) -> String {
             let side = if *source { "src" } else { "dst" };
             format!("{}--{side}-type {}", not(*negated), kind.to_ascii_uppercase())
         }
-        Step::State { new, translated, negated, established } => {
-            format!("{}--ctstate {}", not(*negated), states(*new, *established, *translated).join(","))
+        Step::State { new, translated, negated, established, untracked } => {
+            let listed = states([*new, *established, *translated, *untracked]);
+            format!("{}--ctstate {listed}", not(*negated))
+        }
+        Step::ConnMark { value, mask, negated } => {
+            format!("-m connmark {}--mark {value:#x}/{mask:#x}", not(*negated))
         }
         Step::Mark { value, mask: u32::MAX, negated } => format!("{}--mark {value:#x}", not(*negated)),
         Step::Mark { value, mask, negated } => format!("{}--mark {value:#x}/{mask:#x}", not(*negated)),
@@ -134,6 +139,13 @@ fn iptables(step: &Step) -> String {
         Step::Remember(list) => format!("--set --name {}", word(list)),
         Step::Unknown(text) => text.to_string(),
         Step::SetMark { clear, toggle } => format!("-j MARK --set-xmark {toggle:#x}/{clear:#x}"),
+        Step::SetConnMark { clear, toggle } => format!("-j CONNMARK --set-xmark {toggle:#x}/{clear:#x}"),
+        Step::SaveMark { clear, keep } => {
+            format!("-j CONNMARK --save-mark --nfmask {keep:#x} --ctmask {clear:#x}")
+        }
+        Step::RestoreMark { clear, keep } => {
+            format!("-j CONNMARK --restore-mark --nfmask {clear:#x} --ctmask {keep:#x}")
+        }
         Step::NoTrack => "-j CT --notrack".to_owned(),
         Step::Do(verdict) => iptables_verdict(verdict),
         Step::Look(_) | Step::Spread { .. } | Step::ByState(_) | Step::Harmless => String::new(),
@@ -228,12 +240,18 @@ fn nft(step: &Step, family: Family) -> String {
             let side = if *source { "saddr" } else { "daddr" };
             format!("fib {side} type {}{kind}", unequal(*negated))
         }
-        Step::State { new: false, established: false, translated: true, negated } => {
+        Step::State { new: false, established: false, translated: true, untracked: false, negated } => {
             format!("ct status {}dnat", unequal(*negated))
         }
-        Step::State { new, translated, negated, established } => {
-            let listed = states(*new, *established, *translated).join(",").to_ascii_lowercase();
+        Step::State { new, translated, negated, established, untracked } => {
+            let listed = states([*new, *established, *translated, *untracked]).to_ascii_lowercase();
             format!("ct state {}{listed}", unequal(*negated))
+        }
+        Step::ConnMark { value, mask: u32::MAX, negated } => {
+            format!("ct mark {}{value:#x}", unequal(*negated))
+        }
+        Step::ConnMark { value, mask, negated } => {
+            format!("ct mark & {mask:#x} {} {value:#x}", if *negated { "!=" } else { "==" })
         }
         Step::Mark { value, mask: u32::MAX, negated } => {
             format!("meta mark {}{value:#x}", unequal(*negated))
@@ -260,15 +278,10 @@ fn nft(step: &Step, family: Family) -> String {
         Step::Sticky(of) => format!("{} @{}", field(Field::Source, family), of.list),
         Step::Remember(list) => format!("update @{list} {{ {} }}", field(Field::Source, family)),
         Step::Unknown(text) => text.to_string(),
-        Step::SetMark { clear: u32::MAX, toggle } => format!("meta mark set {toggle:#x}"),
-        Step::SetMark { clear: 0, toggle } => format!("meta mark set meta mark xor {toggle:#x}"),
-        Step::SetMark { clear, toggle: 0 } => format!("meta mark set meta mark and {:#x}", !clear),
-        Step::SetMark { clear, toggle } if clear == toggle => {
-            format!("meta mark set meta mark or {toggle:#x}")
-        }
-        Step::SetMark { clear, toggle } => {
-            format!("meta mark set meta mark and {:#x} xor {toggle:#x}", !clear)
-        }
+        Step::SetMark { clear, toggle } => nft_mark("meta mark", *clear, *toggle),
+        Step::SetConnMark { clear, toggle } => nft_mark("ct mark", *clear, *toggle),
+        Step::SaveMark { clear, keep } => nft_copy(("meta mark", *keep), ("ct mark", *clear)),
+        Step::RestoreMark { clear, keep } => nft_copy(("ct mark", *keep), ("meta mark", *clear)),
         Step::NoTrack => "notrack".to_owned(),
         Step::Look(of) if of.map.starts_with("__map") => {
             format!("{} vmap {{ … }}", fields(&of.fields, family))
@@ -278,6 +291,27 @@ fn nft(step: &Step, family: Family) -> String {
         Step::ByState(_) => "ct state vmap { … }".to_owned(),
         Step::Do(verdict) => nft_verdict(verdict),
         Step::InIpset(_) | Step::Chance(_) | Step::Harmless => String::new(),
+    }
+}
+
+/// A change of the mark of a packet or of a connection.
+fn nft_mark(mark: &str, clear: u32, toggle: u32) -> String {
+    match (clear, toggle) {
+        (u32::MAX, toggle) => format!("{mark} set {toggle:#x}"),
+        (0, toggle) => format!("{mark} set {mark} xor {toggle:#x}"),
+        (clear, 0) => format!("{mark} set {mark} and {:#x}", !clear),
+        (clear, toggle) if clear == toggle => format!("{mark} set {mark} or {toggle:#x}"),
+        (clear, toggle) => format!("{mark} set {mark} and {:#x} xor {toggle:#x}", !clear),
+    }
+}
+
+/// Bits of one mark that replace those of the other.
+fn nft_copy((from, keep): (&str, u32), (to, clear): (&str, u32)) -> String {
+    let kept = if keep == u32::MAX { from.to_owned() } else { format!("{from} and {keep:#x}") };
+    if clear == u32::MAX {
+        format!("{to} set {kept}")
+    } else {
+        format!("{to} set {to} and {:#x} xor {kept}", !clear)
     }
 }
 

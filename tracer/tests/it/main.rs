@@ -47,6 +47,7 @@ mod node_support;
 mod output;
 mod pages;
 mod path;
+mod path_foreign;
 mod path_walk;
 mod pcap;
 mod pcap_support;

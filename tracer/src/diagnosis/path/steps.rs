@@ -176,6 +176,18 @@ fn effect(found: &Found<'_>, chosen: Option<&Verdict>, state: &mut State) -> Opt
                 state.mark = (state.mark & !clear) ^ toggle;
                 effects.push(format!("mark {:#x}", state.mark));
             }
+            Part::SetConnMark { clear, toggle } => {
+                state.connmark = (state.connmark & !clear) ^ toggle;
+                effects.push(format!("mark of the connection {:#x}", state.connmark));
+            }
+            Part::SaveMark { clear, keep } => {
+                state.connmark = (state.connmark & !clear) ^ (state.mark & keep);
+                effects.push(format!("mark of the connection {:#x}", state.connmark));
+            }
+            Part::RestoreMark { clear, keep } => {
+                state.mark = (state.mark & !clear) ^ (state.connmark & keep);
+                effects.push(format!("mark {:#x}", state.mark));
+            }
             Part::Remember(list) => effects.push(format!("the client is added to {list}")),
             Part::NoTrack => effects.push("conntrack and NAT ignore it".to_owned()),
             _ => {}
@@ -237,6 +249,7 @@ fn name_of(table: &Table) -> String {
 struct State {
     base: Option<Base>,
     mark: u32,
+    connmark: u32,
 }
 
 impl State {

@@ -27,6 +27,17 @@ impl<'a> Words<'a> {
         same
     }
 
+    /// Takes a `!` that negates an argument, and not the option after it.
+    pub(super) fn take_negation(&mut self) -> bool {
+        let mut after = self.clone();
+        let negates = after.next().is_some_and(|next| next == "!")
+            && after.peek().is_some_and(|next| !next.starts_with('-'));
+        if negates {
+            *self = after;
+        }
+        negates
+    }
+
     /// Takes the words up to the next option and adds them to `text`.
     pub(super) fn arguments(&mut self, text: &mut String) {
         while let Some(word) = self.peek() {

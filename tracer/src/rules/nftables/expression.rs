@@ -31,7 +31,7 @@ impl<'ctx> Read<'ctx> for Value<'ctx> {
 }
 
 /// Statements that do not affect the destination of a packet.
-const HARMLESS: [&str; 12] = [
+const HARMLESS: [&str; 14] = [
     "counter",
     "log",
     "comment",
@@ -44,7 +44,12 @@ const HARMLESS: [&str; 12] = [
     "ct timeout",
     "ct expectation",
     "secmark",
+    "map",
+    "reset",
 ];
+
+/// Statements that only decide whether the rule goes on.
+const CONDITIONS: [&str; 5] = ["match", "limit", "quota", "ct count", "unknown"];
 
 /// Appends a statement's effect to `steps`. A verdict map inside the rule becomes a map of the table.
 pub(super) fn statement(statement: &Value<'_>, table: &mut Table, steps: &mut Steps) {
@@ -65,13 +70,14 @@ pub(super) fn statement(statement: &Value<'_>, table: &mut Table, steps: &mut St
             imply(body.member("key"), table, steps);
             vmap(body, table, steps.len())
         }
-        // Other marks and priorities do not affect the way.
-        "mangle" if !is_ours(&table.name) && body.member("key").is_some_and(|key| !is_mark(key)) => {
-            Some(Step::Harmless)
-        }
-        "mangle" => mangle(body),
+        "mangle" => mangle(body, is_ours(&table.name), steps),
         "notrack" if !is_ours(&table.name) => Some(Step::NoTrack),
         "redirect" | "queue" | "tproxy" | "fwd" | "synproxy" => Some(Step::Do(Verdict::Unknown(name.into()))),
+        "snat" if body.member("addr").and_then(|address| address.member("map")).is_some() => {
+            // A source that the map does not have stays as it is.
+            steps.push(unknown(statement));
+            Some(Step::Do(Verdict::Masquerade))
+        }
         "masquerade" | "snat" => Some(Step::Do(Verdict::Masquerade)),
         "dnat" => dnat(body),
         "set" => body.member("set").and_then(Value::as_str).map(|set| Step::Remember(bare(set).into())),
@@ -83,8 +89,9 @@ pub(super) fn statement(statement: &Value<'_>, table: &mut Table, steps: &mut St
         Some(step) => steps.push(step),
         None => {
             steps.push(unknown(statement));
-            // Its effect is not known either.
-            if matches!(name, "vmap" | "dnat" | "mangle") {
+            // The effect of another statement is not known either.
+            let is_match = name == "xt" && body.member("type").and_then(Value::as_str) == Some("match");
+            if !CONDITIONS.contains(&name) && !is_match {
                 steps.push(Step::Do(Verdict::Unknown(name.into())));
             }
         }
@@ -164,9 +171,13 @@ pub(super) struct Constant {
 
 /// `enum ip_conntrack_info` as `NF_CT_STATE_BIT` makes bits of it (`include/net/netfilter/nf_tables.h`).
 pub(super) const ESTABLISHED: Constant = Constant { name: "established", number: 2 };
+/// `NF_CT_STATE_UNTRACKED_BIT`.
+pub(super) const UNTRACKED: Constant = Constant { name: "untracked", number: 64 };
 pub(super) const NEW: Constant = Constant { name: "new", number: 8 };
 /// `IPS_DST_NAT` (`include/uapi/linux/netfilter/nf_conntrack_common.h`).
 const DNAT: Constant = Constant { name: "dnat", number: 1 << 5 };
+/// `IPS_SRC_NAT`.
+const SNAT: Constant = Constant { name: "snat", number: 1 << 4 };
 /// `RTN_LOCAL` (`include/uapi/linux/rtnetlink.h`).
 const LOCAL: Constant = Constant { name: "local", number: 2 };
 
@@ -223,11 +234,18 @@ fn own_condition(body: &Value<'_>, table: &Table) -> Option<Step> {
                 new: has(right, NEW),
                 translated: false,
                 established: has(right, ESTABLISHED),
+                untracked: has(right, UNTRACKED),
                 negated,
             }),
-            "status" => {
-                Some(Step::State { new: false, translated: has(right, DNAT), established: false, negated })
-            }
+            // A first packet has no other status, and of an answer's the translation alone is known.
+            "status" if has(right, DNAT) || has(right, SNAT) => Some(Step::State {
+                new: false,
+                translated: has(right, DNAT),
+                established: false,
+                untracked: false,
+                negated,
+            }),
+            "mark" => Some(Step::ConnMark { value: number(right)?, mask: u32::MAX, negated }),
             _ => None,
         };
     }
@@ -249,10 +267,17 @@ fn own_condition(body: &Value<'_>, table: &Table) -> Option<Step> {
     }
     let (value, mask) = match left.member("&").and_then(Value::as_array) {
         Some([of, mask]) if is_mark(of) => (number(right)?, number(mask)?),
+        Some([of, mask]) if is_connmark(of) => {
+            return Some(Step::ConnMark { value: number(right)?, mask: number(mask)?, negated });
+        }
         None if is_mark(left) => (number(right)?, u32::MAX),
         _ => return None,
     };
     Some(Step::Mark { value, mask, negated })
+}
+
+fn is_connmark(value: &Value<'_>) -> bool {
+    value.member("ct").and_then(|ct| ct.member("key")?.as_str()) == Some("mark")
 }
 
 fn is_mark(value: &Value<'_>) -> bool {
@@ -298,25 +323,100 @@ fn range(value: &Value<'_>) -> Option<AddressRange> {
     }
 }
 
-fn mangle(body: &Value<'_>) -> Option<Step> {
-    if !is_mark(body.member("key")?) {
+/// A new mark as `(packet's & packet) ^ (connection's & connection) ^ toggle`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Mark {
+    packet: u32,
+    connection: u32,
+    toggle: u32,
+}
+
+impl Mark {
+    fn of(value: &Value<'_>) -> Option<Self> {
+        let nothing = Self { packet: 0, connection: 0, toggle: 0 };
+        if let Some(toggle) = number(value) {
+            return Some(Self { toggle, ..nothing });
+        }
+        if is_mark(value) {
+            return Some(Self { packet: u32::MAX, ..nothing });
+        }
+        if is_connmark(value) {
+            return Some(Self { connection: u32::MAX, ..nothing });
+        }
+        let (operator, operands) = value.as_object()?.iter().next()?;
+        let [first, others @ ..] = operands.as_array()? else { return None };
+        let mut of = Self::of(first)?;
+        for other in others {
+            of = of.with(operator, Self::of(other)?)?;
+        }
+        Some(of)
+    }
+
+    const fn bits(self) -> u32 {
+        self.packet | self.connection | self.toggle
+    }
+
+    const fn constant(self) -> Option<u32> {
+        if self.packet | self.connection == 0 { Some(self.toggle) } else { None }
+    }
+
+    fn with(self, operator: &str, other: Self) -> Option<Self> {
+        let masked = |of: Self, mask: u32| Self {
+            packet: of.packet & mask,
+            connection: of.connection & mask,
+            toggle: of.toggle & mask,
+        };
+        let (of, constant) = match (self.constant(), other.constant()) {
+            (_, Some(constant)) => (self, Some(constant)),
+            (Some(constant), None) => (other, Some(constant)),
+            (None, None) => (self, None),
+        };
+        match (operator, constant) {
+            ("&", Some(mask)) => Some(masked(of, mask)),
+            ("|", Some(bits)) => {
+                let rest = masked(of, !bits);
+                Some(Self { toggle: rest.toggle | bits, ..rest })
+            }
+            ("^", Some(bits)) => Some(Self { toggle: of.toggle ^ bits, ..of }),
+            // Of parts that share no bit, the union is the sum.
+            ("|" | "^", None) if self.bits() & other.bits() == 0 => Some(Self {
+                packet: self.packet | other.packet,
+                connection: self.connection | other.connection,
+                toggle: self.toggle | other.toggle,
+            }),
+            _ => None,
+        }
+    }
+}
+
+/// A statement that sets a field of the packet, or of its conntrack entry.
+fn mangle(body: &Value<'_>, is_ours: bool, steps: &mut Steps) -> Option<Step> {
+    let key = body.member("key")?;
+    if is_mark(key) {
+        let Mark { packet, connection, toggle } = Mark::of(body.member("value")?)?;
+        if connection == 0 {
+            return Some(Step::SetMark { clear: !packet, toggle });
+        }
+        steps.push(Step::RestoreMark { clear: !packet, keep: connection });
+        return Some(if toggle == 0 { Step::Harmless } else { Step::SetMark { clear: 0, toggle } });
+    }
+    if is_ours {
         return None;
     }
-    let value = body.member("value")?;
-    if let Some(number) = number(value) {
-        return Some(Step::SetMark { clear: u32::MAX, toggle: number });
+    if is_connmark(key) {
+        let Mark { packet, connection, toggle } = Mark::of(body.member("value")?)?;
+        if packet == 0 {
+            return Some(Step::SetConnMark { clear: !connection, toggle });
+        }
+        steps.push(Step::SaveMark { clear: !connection, keep: packet });
+        return Some(if toggle == 0 { Step::Harmless } else { Step::SetConnMark { clear: 0, toggle } });
     }
-    let (operator, operands) = value.as_object()?.iter().next()?;
-    let bits = match operands.as_array()? {
-        [of, bits] if is_mark(of) => number(bits)?,
-        _ => return None,
-    };
-    Some(match operator {
-        "|" => Step::SetMark { clear: bits, toggle: bits },
-        "^" => Step::SetMark { clear: 0, toggle: bits },
-        "&" => Step::SetMark { clear: !bits, toggle: 0 },
-        _ => return None,
-    })
+    // The packet's addresses and ports decide its way, and no other field does.
+    let field = key.member("payload").map(|payload| payload.member("field").and_then(Value::as_str));
+    match field {
+        Some(None | Some("saddr" | "daddr" | "sport" | "dport" | "protocol" | "nexthdr")) => None,
+        _ => Some(Step::Harmless),
+    }
 }
 
 /// `numgen random mod N`.
@@ -408,9 +508,9 @@ fn key(value: &Value<'_>) -> Option<Key> {
 fn datum(value: &Value<'_>) -> Option<Datum> {
     match value {
         Value::Number(_) => port(value).map(Datum::Port),
-        Value::Str(text) => match text.parse() {
-            Ok(ip) => Some(Datum::Address(ip)),
-            Err(_) => iptables::protocol(text).map(Datum::Protocol),
+        Value::Str(text) => match AddressRange::parse(text) {
+            Some(range) => Some(range.as_host().map_or(Datum::Range(range), Datum::Address)),
+            None => iptables::protocol(text).map(Datum::Protocol),
         },
         other => {
             let range = range(other)?;

@@ -2,7 +2,7 @@
 
 use serde_json_borrow::Value;
 
-use super::expression::{ESTABLISHED, NEW, Read as _, has, verdict};
+use super::expression::{ESTABLISHED, NEW, Read as _, UNTRACKED, has, verdict};
 use crate::{
     net::{Family, Protocol},
     rules::{
@@ -91,6 +91,7 @@ pub(super) fn condition(left: &Value<'_>, right: &Value<'_>, negated: bool) -> O
         new: !negated,
         translated: false,
         established: negated,
+        untracked: false,
         negated: false,
     })
 }
@@ -100,18 +101,21 @@ pub(super) fn vmap(key: &Value<'_>, data: &Value<'_>) -> Option<Step> {
     if key.member("ct")?.member("key")?.as_str()? != "state" {
         return None;
     }
-    let (mut new, mut established) = (None, None);
+    let (mut new, mut established, mut untracked) = (None, None, None);
     for entry in data.member("set")?.as_array()? {
         let [states, then] = entry.as_array()? else { return None };
         let verdict = verdict(then)?;
         if has(states, NEW) {
             new = Some(verdict.clone());
         }
+        if has(states, UNTRACKED) {
+            untracked = Some(verdict.clone());
+        }
         if has(states, ESTABLISHED) {
             established = Some(verdict);
         }
     }
-    Some(Step::ByState(ByState { new, established }.into()))
+    Some(Step::ByState(ByState { new, established, untracked }.into()))
 }
 
 /// One value, or each of a set.
@@ -224,7 +228,7 @@ fn words(value: &Value<'_>) -> String {
                         if matches!(op.as_str(), "==" | "in") { String::new() } else { format!("{op} ") };
                     format!("{} {op}{}", part("left"), part("right"))
                 }
-                ("unknown", _) => words(body),
+                ("unknown" | "unknown effect", _) => words(body),
                 ("set", Some(items)) => format!("{{ {} }}", list(items, ", ")),
                 ("range", Some(items)) => list(items, "-"),
                 ("concat", Some(items)) => list(items, " . "),

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use super::{
-    super::{Chain, Datum, NFTABLES_TABLE, Rule, Step, Table, Verdict, Writer},
+    super::{Chain, Datum, NFTABLES_TABLE, Rule, Step, Table, Verdict, Writer, chains},
     Entry, Fate, MAX_STEPS, Note, Observer, Place, Probe, Unknown, Walker, is_own,
 };
 pub(super) use way::{MAX_DEPTH, MAX_TRAIL};
@@ -133,6 +133,25 @@ impl<'w, 'a, 'p, O: Observer> Run<'w, 'a, 'p, O> {
                     Step::NoTrack => way.state.untracked = true,
                     Step::SetMark { clear, toggle } => {
                         way.state.mark = (way.state.mark & !clear) ^ toggle;
+                        way.state.unknown_mark &= !clear;
+                    }
+                    Step::SetConnMark { clear, toggle } => {
+                        let (mark, unknown) = way.state.connmark;
+                        way.state.connmark = ((mark & !clear) ^ toggle, unknown & !clear);
+                    }
+                    Step::SaveMark { clear, keep } => {
+                        let (mark, unknown) = way.state.connmark;
+                        way.state.connmark = (
+                            (mark & !clear) ^ (way.state.mark & keep),
+                            (unknown & !clear) | (way.state.unknown_mark & keep),
+                        );
+                    }
+                    // Conntrack's mark is not read for a packet that it ignores (connmark_tg in net/netfilter/xt_connmark.c).
+                    Step::RestoreMark { .. } if way.state.untracked => {}
+                    Step::RestoreMark { clear, keep } => {
+                        let (mark, unknown) = way.state.connmark;
+                        way.state.mark = (way.state.mark & !clear) ^ (mark & keep);
+                        way.state.unknown_mark = (way.state.unknown_mark & !clear) | (unknown & keep);
                     }
                     Step::Remember(list) => way.state.remembers = Some(list.clone()),
                     Step::Chance(chance) => {
@@ -190,11 +209,17 @@ impl<'w, 'a, 'p, O: Observer> Run<'w, 'a, 'p, O> {
                     }
                     Step::Look(of) => {
                         let Some(set) = table.set(&of.map) else {
-                            self.note(Unknown::Map(of.map.clone()));
+                            self.lose_aside(Unknown::Map(of.map.clone()), way, ways, place);
                             continue 'rules;
                         };
                         self.fill(&way.state, &of.fields);
-                        let Some(Some(verdict)) = set.find(&self.key) else { continue 'rules };
+                        let Some(Some(verdict)) = set.find(&self.key) else {
+                            if set.partial {
+                                // One of the elements that were not understood may have a verdict.
+                                self.lose_aside(Unknown::PartOfSet(of.map.clone()), way, ways, place);
+                            }
+                            continue 'rules;
+                        };
                         let taken = || Some(verdict.clone());
                         O::note(&mut way.state.seen, || Note::Matches { place, verdict: taken() });
                         if !way.pass(&set.name, table.writer, way.depth + 1) {
@@ -210,7 +235,11 @@ impl<'w, 'a, 'p, O: Observer> Run<'w, 'a, 'p, O> {
                         After::Stopped(stop) => return Some(stop),
                     },
                     Step::ByState(of) => {
-                        let verdict = if self.observer.is_reply() { &of.established } else { &of.new };
+                        let verdict = match () {
+                            () if way.state.untracked => &of.untracked,
+                            () if self.observer.is_reply() => &of.established,
+                            () => &of.new,
+                        };
                         let Some(verdict) = verdict else { continue 'rules };
                         let taken = || Some(verdict.clone());
                         O::note(&mut way.state.seen, || Note::Matches { place, verdict: taken() });
@@ -257,6 +286,19 @@ impl<'w, 'a, 'p, O: Observer> Run<'w, 'a, 'p, O> {
         }
     }
 
+    /// Adds the way on which nothing is known any more, if an observer follows it.
+    fn lose_aside(&mut self, why: Unknown, way: &Way<O::Trail>, ways: &mut Vec<Way<O::Trail>>, place: Place) {
+        if !O::WHOLE || way.state.sticky.is_some() {
+            self.note(why);
+            return;
+        }
+        let mut other = way.clone();
+        if O::assume(&mut other.state.seen, place) && self.branches_off() {
+            other.stopped = Some(self.lose(why, &mut other));
+            ways.push(other);
+        }
+    }
+
     fn apply(&mut self, table: &Table, verdict: &Verdict, way: &mut Way<O::Trail>) -> After {
         match verdict {
             Verdict::Accept => After::Stopped(Stop::Pass),
@@ -280,7 +322,13 @@ impl<'w, 'a, 'p, O: Observer> Run<'w, 'a, 'p, O> {
             }
             Verdict::Jump(to) | Verdict::Goto(to) => {
                 let Some(chain) = table.position(to) else {
-                    self.note(Unknown::Chain(to.clone()));
+                    // The kernel has no rule without its chain: another program's is the target of an extension.
+                    let why = Unknown::Chain(to.clone());
+                    let is_own = &*table.name == NFTABLES_TABLE || chains::is_kube_proxys(to);
+                    if O::WHOLE && !is_own {
+                        return After::Stopped(self.lose(why, way));
+                    }
+                    self.note(why);
                     return After::On;
                 };
                 if matches!(verdict, Verdict::Goto(_)) {

@@ -60,6 +60,7 @@ fn condition(family: Family) -> BoxedStrategy<Step> {
             new: true,
             translated: false,
             established: false,
+            untracked: false,
             negated
         }),
         (any::<u32>(), any::<u32>(), any::<bool>()).prop_map(|(value, mask, negated)| Step::Mark {

@@ -1,12 +1,12 @@
 //! Evaluates a rule's conditions for the packet, and builds the keys for sets and maps.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use super::{Run, State};
 use crate::{
     net::Protocol,
     rules::{
-        Datum, Dimension, Field, Origin, Set, Side, Step, Table, text,
+        Datum, Dimension, Field, HookPoint, Origin, Set, Side, Step, Table, text,
         walk::{Observer, Unknown},
     },
 };
@@ -25,20 +25,30 @@ impl<O: Observer> Run<'_, '_, '_, O> {
             Step::DestinationLocal { negated } => {
                 self.walker.is_local(self.probe, state.destination) != *negated
             }
-            Step::State { new, translated, established, negated } => {
-                let listed = if O::WHOLE && self.observer.is_reply() {
+            Step::State { new, translated, established, untracked, negated } => {
+                let listed = if state.untracked {
+                    *untracked
+                } else if O::WHOLE && self.observer.is_reply() {
                     *established || *translated
                 } else {
-                    (*new || (*translated && state.translated)) && !state.untracked
+                    *new || (*translated && state.translated)
                 };
                 listed != *negated
             }
-            Step::Mark { value, mask, negated } => (state.mark & mask == *value) != *negated,
-            Step::Interface { name, negated } => {
-                if O::WHOLE && self.probe.interface.is_none() && self.probe.origin != Origin::Node {
+            Step::Mark { value, mask, negated } => {
+                let Some(is) = is_marked((state.mark, state.unknown_mark), *value, *mask) else {
                     return self.unknown(Unknown::Condition(text::step(condition, table).into()));
-                }
+                };
+                is != *negated
+            }
+            Step::Interface { name, negated } if !O::WHOLE => {
                 is_device(name, self.probe.interface.unwrap_or_default()) != *negated
+            }
+            Step::Interface { name, negated } => {
+                let Some(device) = self.device_in(state) else {
+                    return self.unknown(Unknown::Condition(text::step(condition, table).into()));
+                };
+                is_device(name, device) != *negated
             }
             Step::InSet(of) => {
                 let Some(set) = table.set(&of.set) else {
@@ -51,18 +61,16 @@ impl<O: Observer> Run<'_, '_, '_, O> {
                 let Some(set) = self.walker.rules.ipset(&of.set) else {
                     return self.unknown(Unknown::Ipset(of.set.clone()));
                 };
-                self.fill_sides(state, set, &of.sides);
+                if !self.fill_sides(state, set, &of.sides) {
+                    return self.unknown(Unknown::Condition(text::step(condition, table).into()));
+                }
                 self.is_in(set)? != of.negated
             }
             step if !O::WHOLE && step.is_foreign() => {
                 return self.unknown(Unknown::Condition(text::step(step, table).into()));
             }
             Step::Devices { out, names, negated } => {
-                let device = match (*out, self.probe.origin) {
-                    (true, _) => self.observer.device_to(state.destination.ip()),
-                    (false, Origin::Node) => Some(""),
-                    (false, _) => self.probe.interface,
-                };
+                let device = if *out { self.device_out(state) } else { self.device_in(state) };
                 let Some(device) = device else {
                     return self.unknown(Unknown::Condition(text::step(condition, table).into()));
                 };
@@ -86,9 +94,39 @@ impl<O: Observer> Run<'_, '_, '_, O> {
                 let flags = if self.observer.is_reply() { 0x12 } else { 0x02 };
                 (flags & mask == *set && self.probe.protocol == Protocol::TCP) != *negated
             }
+            Step::ConnMark { value, mask, negated } => {
+                // A packet that conntrack ignores has no entry with a mark (connmark_mt in net/netfilter/xt_connmark.c).
+                let is =
+                    if state.untracked { Some(*negated) } else { is_marked(state.connmark, *value, *mask) };
+                let Some(is) = is else {
+                    return self.unknown(Unknown::Condition(text::step(condition, table).into()));
+                };
+                is != *negated
+            }
             Step::Unknown(what) => return self.unknown(Unknown::Condition(what.clone())),
             _ => true,
         })
+    }
+
+    /// The device through which the packet arrived: none on the way out of the node. `None` if unknown.
+    fn device_in(&self, state: &State<O::Trail>) -> Option<&str> {
+        match (state.hook, self.probe.origin) {
+            (HookPoint::Prerouting | HookPoint::Input, Origin::Node) => Some(LOOPBACK),
+            (HookPoint::Output, _) | (_, Origin::Node) => Some(""),
+            _ => self.probe.interface,
+        }
+    }
+
+    /// The device through which the packet leaves: none before it is routed, or on the way in. `None` if unknown.
+    fn device_out(&self, state: &State<O::Trail>) -> Option<&str> {
+        let to = match state.hook {
+            HookPoint::Prerouting | HookPoint::Input => return Some(""),
+            // A translation in OUTPUT changes the route, and not the device that the hook's later chains see (`nf_hook_state`).
+            HookPoint::Output => state.sent_to,
+            _ => state.destination.ip(),
+        };
+        let is_local = self.walker.is_local(self.probe, SocketAddr::new(to, state.destination.port()));
+        if is_local { Some(LOOPBACK) } else { self.observer.device_to(to) }
     }
 
     fn unknown(&mut self, what: Unknown) -> Option<bool> {
@@ -116,8 +154,13 @@ impl<O: Observer> Run<'_, '_, '_, O> {
         }));
     }
 
-    pub(super) fn fill_sides(&mut self, state: &State<O::Trail>, set: &Set, sides: &[Side]) {
+    /// Returns whether the packet's parts are known.
+    pub(super) fn fill_sides(&mut self, state: &State<O::Trail>, set: &Set, sides: &[Side]) -> bool {
         self.key.clear();
+        let port_of = |side: &Side| match side {
+            Side::Source => self.observer.source_port(),
+            Side::Destination => Some(state.destination.port()),
+        };
         for (dimension, side) in set.dimensions.iter().zip(sides) {
             match dimension {
                 Dimension::Address => self.key.push(Datum::Address(match side {
@@ -125,12 +168,32 @@ impl<O: Observer> Run<'_, '_, '_, O> {
                     Side::Destination => state.destination.ip(),
                 })),
                 Dimension::ProtocolPort => {
+                    let Some(port) = port_of(side) else { return false };
                     self.key.push(Datum::Protocol(self.probe.protocol));
-                    self.key.push(Datum::Port(state.destination.port()));
+                    self.key.push(Datum::Port(port));
                 }
-                Dimension::Port => self.key.push(Datum::Port(state.destination.port())),
+                Dimension::Port => {
+                    let Some(port) = port_of(side) else { return false };
+                    self.key.push(Datum::Port(port));
+                }
             }
         }
+        true
+    }
+}
+
+/// The device of packets from the node to itself.
+const LOOPBACK: &str = "lo";
+
+/// Whether the mark has this value in the bits of the mask. `None` if bits that decide are not known.
+const fn is_marked((bits, unknown): (u32, u32), value: u32, mask: u32) -> Option<bool> {
+    let known = mask & !unknown;
+    if value & !mask != 0 || (bits ^ value) & known != 0 {
+        Some(false)
+    } else if known == mask {
+        Some(true)
+    } else {
+        None
     }
 }
 

@@ -1,6 +1,6 @@
 //! The order of the hooks: where a packet goes from one to the next, where IPVS takes it, and where it ends.
 
-use std::{ops::RangeInclusive, rc::Rc};
+use std::{net::IpAddr, ops::RangeInclusive, rc::Rc};
 
 use super::{Observer, Run, State, Stop, decide};
 use crate::rules::{
@@ -17,6 +17,9 @@ impl<'a, O: Observer> Run<'_, 'a, '_, O> {
             destination: probe.destination,
             translated: false,
             mark: 0,
+            unknown_mark: 0,
+            // A new connection's entry has no mark; the marks of known ones are not listed.
+            connmark: (0, if self.observer.is_reply() { u32::MAX } else { 0 }),
             masquerade: false,
             own: None,
             remembers: None,
@@ -24,6 +27,8 @@ impl<'a, O: Observer> Run<'_, 'a, '_, O> {
             trail: None,
             decided: None,
             untracked: false,
+            hook: HookPoint::Prerouting,
+            sent_to: probe.destination.ip(),
             seen: O::Trail::default(),
         };
         if O::WHOLE {
@@ -167,7 +172,18 @@ impl<'a, O: Observer> Run<'_, 'a, '_, O> {
 
     /// As [`Self::hook`], for these chains of it.
     fn part(&mut self, hook: HookPoint, state: State<O::Trail>, part: &Part) -> Vec<State<O::Trail>> {
-        let mut states = vec![state];
+        let sent_to = state.destination.ip();
+        self.part_of((hook, sent_to), state, part)
+    }
+
+    /// As [`Self::part`], of a hook that the packet entered with this destination.
+    fn part_of(
+        &mut self,
+        (hook, sent_to): (HookPoint, IpAddr),
+        state: State<O::Trail>,
+        part: &Part,
+    ) -> Vec<State<O::Trail>> {
+        let mut states = vec![State { hook, sent_to, ..state }];
         let walker = self.walker;
         let is_part = |entry: &&Entry| {
             part.priorities.contains(&entry.base.priority) && (part.with_nat || !entry.base.nat)
@@ -234,12 +250,13 @@ impl<'a, O: Observer> Run<'_, 'a, '_, O> {
     ) {
         let before = Part { priorities: i32::MIN..=ipvs, with_nat: true };
         let after = Part { priorities: ipvs + 1..=i32::MAX, with_nat: true };
+        let sent_to = state.destination.ip();
         for state in self.part(hook, state, &before) {
             if let Some(server) = self.server_of(&state) {
                 self.schedule(&state, &server.destinations, server.persistent);
                 continue;
             }
-            for state in self.part(hook, state, &after) {
+            for state in self.part_of((hook, sent_to), state, &after) {
                 then(self, state);
             }
         }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::rules::{
-    Name, Writer,
+    HookPoint, Name, Writer,
     walk::{Link, Trail, machine::Stop},
 };
 
@@ -26,6 +26,10 @@ pub(super) struct State<T> {
     pub(super) destination: SocketAddr,
     pub(super) translated: bool,
     pub(super) mark: u32,
+    /// The bits of the mark that are not known.
+    pub(super) unknown_mark: u32,
+    /// The mark of its conntrack entry, and the bits of it that are not known.
+    pub(super) connmark: (u32, u32),
     pub(super) masquerade: bool,
     /// The mark that a packet from this source would have.
     pub(super) own: Option<(IpAddr, u32)>,
@@ -37,6 +41,10 @@ pub(super) struct State<T> {
     pub(super) decided: Trail,
     /// Conntrack ignores it, and so does NAT.
     pub(super) untracked: bool,
+    /// The hook that it is in.
+    pub(super) hook: HookPoint,
+    /// The address to which the node sent it, before a translation: the device in OUTPUT is that of the first route.
+    pub(super) sent_to: IpAddr,
     pub(super) seen: T,
 }
 
