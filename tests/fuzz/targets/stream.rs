@@ -15,10 +15,13 @@ fuzz_target!(|bytes: &[u8]| {
         let again = serde_json::to_vec(&wanted).unwrap();
         assert_eq!(Wanted::parse(&again), Some(wanted));
     }
-    let (mut from, mut out) = (bytes, Vec::new());
-    // The bytes are all there, so that one poll reads them.
-    let answered = pin!(answer(&mut from, &mut out)).poll(&mut Context::from_waker(Waker::noop()));
-    assert!(matches!(answered, Poll::Ready(_)));
-    // Each frame has a head, and each record gets one line ending.
-    assert!(out.len() <= bytes.len());
+    // Each frame has a head of 5 bytes. A record gets one line ending, and a heartbeat a line of at most 25 bytes.
+    for (has_heartbeat, growth) in [(false, 1), (true, 5)] {
+        let (mut from, mut out) = (bytes, Vec::new());
+        // The bytes are all there, so that one poll reads them.
+        let answered =
+            pin!(answer(&mut from, &mut out, has_heartbeat)).poll(&mut Context::from_waker(Waker::noop()));
+        assert!(matches!(answered, Poll::Ready(_)));
+        assert!(out.len() <= bytes.len() * growth);
+    }
 });

@@ -71,7 +71,7 @@ fn stream(args: &StreamArgs, mut printer: Printer) -> anyhow::Result<Outcome> {
         Some(name) => Want::Segment { name: name.clone() },
         None if args.counts => Want::Counts,
         None if args.segments => Want::Segments,
-        None => Want::Verdicts,
+        None => Want::Verdicts { heartbeat: args.heartbeat },
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -112,7 +112,7 @@ impl AgentSegments {
         let mut got = 0;
         loop {
             let read = timeout(SILENCE, run.output.read(&mut chunk)).await;
-            let read = read.map_err(|_| VisitError::Silent { pod: self.pod.clone() })?;
+            let read = read.map_err(|_| self.silent())?;
             match read.map_err(|error| self.broken(error.to_string()))? {
                 0 => break,
                 read => {
@@ -144,7 +144,7 @@ impl AgentSegments {
             let mut lines = wire::lines(&mut run.output);
             loop {
                 let line = timeout(SILENCE, lines.next()).await;
-                let Some(line) = line.map_err(|_| VisitError::Silent { pod: self.pod.clone() })? else {
+                let Some(line) = line.map_err(|_| self.silent())? else {
                     break;
                 };
                 let message = line.and_then(|line| wire::message(&line));
@@ -171,6 +171,10 @@ impl AgentSegments {
             return Err(self.broken(String::new()));
         };
         Ok(Run { output, error: tokio::spawn(tail(error)), _process: process })
+    }
+
+    fn silent(&self) -> VisitError {
+        VisitError::Silent { pod: self.pod.clone(), silence: SILENCE }
     }
 
     fn broken(&self, why: String) -> VisitError {

@@ -2,6 +2,8 @@
 //!
 //! Owns the Pod's life: it is created, attached to, watched until it runs, and deleted. A Pod that cannot start is explained.
 
+mod agent_stream;
+
 use std::{
     fmt,
     sync::{
@@ -17,7 +19,7 @@ use kube::{
     Api, Client,
     api::{AttachParams, AttachedProcess, DeleteParams, ListParams, PostParams},
 };
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::de::DeserializeOwned;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _},
     sync::{Semaphore, mpsc, oneshot},
@@ -34,11 +36,12 @@ use super::{
     wire::{self, Answer, Order, Request, Task, VERSION},
 };
 use crate::{
-    cluster::{Key, request_error},
+    cluster::request_error,
     error::Hint,
     text::{clean, length},
-    verdict::Verdict,
 };
+
+pub(crate) use agent_stream::{AgentStream, Handed};
 
 /// The longest time for one request to the API server.
 const REQUEST: Duration = Duration::from_secs(15);
@@ -74,8 +77,8 @@ pub(crate) enum VisitError {
     Ended { pod: String, why: String },
     #[error("viptrace in the Pod {pod} ended without a result{}", of(why))]
     Broken { pod: String, why: String },
-    #[error("the connection to the Pod {pod} was lost: it has been silent for {} s", SILENCE.as_secs())]
-    Silent { pod: String },
+    #[error("the connection to the Pod {pod} was lost: it has been silent for {} s", silence.as_secs())]
+    Silent { pod: String, silence: Duration },
     #[error("its agent could not be read for {}: {why}", length(*patience))]
     AgentLost { patience: Duration, why: String },
     #[error("viptrace on the node is {theirs}, which does not speak this plugin's protocol ({})", env!("CARGO_PKG_VERSION"))]
@@ -408,7 +411,7 @@ impl Visit {
             wire::line(&Request::new(task)).map_err(|error| VisitError::Request(error.to_string()))?;
         let mut command = Command::start(&self.pods, &self.pod, CONTAINER, &[PROGRAM, "node"], true).await?;
         let (orders, mut lines) = mpsc::channel::<String>(QUEUE);
-        let mut input = command.process.stdin().ok_or_else(|| command.broken(String::new()))?;
+        let mut input = command.process.stdin().ok_or_else(|| command.lines.broken(String::new()))?;
         let writer = tokio::spawn(async move {
             if input.write_all(request.as_bytes()).await.is_err() {
                 return;
@@ -429,23 +432,15 @@ impl Visit {
         match started.next().await? {
             Answer::Hello { viptrace: VERSION, .. } => Ok(started),
             Answer::Hello { version, .. } => Err(VisitError::OtherVersion { theirs: version }),
-            _ => Err(started.command.broken("its first line is no greeting".to_owned())),
+            _ => Err(started.command.lines.broken("its first line is no greeting".to_owned())),
         }
     }
 }
 
 /// A command in a Pod that writes lines of JSON. It ends soon after this value is dropped.
 struct Command {
-    pod: String,
-    lines: Box<dyn Stream<Item = Result<String, wire::WireError>> + Send + Unpin>,
-    error: JoinHandle<String>,
+    lines: Lines,
     process: AttachedProcess,
-}
-
-impl Drop for Command {
-    fn drop(&mut self) {
-        self.error.abort();
-    }
 }
 
 impl Command {
@@ -464,57 +459,64 @@ impl Command {
             .max_stdin_buf_size(BUFFER)
             .max_stdout_buf_size(BUFFER);
         let mut process = within(pods.exec(pod, words.iter().copied(), &params)).await?;
-        let pod = pod.to_owned();
         let (Some(output), Some(error)) = (Output::take(&mut process), process.stderr()) else {
-            return Err(VisitError::Broken { pod, why: String::new() });
+            return Err(VisitError::Broken { pod: pod.to_owned(), why: String::new() });
         };
-        Ok(Self { pod, lines: Box::new(wire::lines(output)), error: tokio::spawn(tail(error)), process })
+        Ok(Self { lines: Lines::new(pod, output, error), process })
+    }
+}
+
+/// What a command in a Pod writes.
+struct Lines {
+    pod: String,
+    output: Box<dyn Stream<Item = Result<String, wire::WireError>> + Send + Unpin>,
+    error: JoinHandle<String>,
+}
+
+impl Drop for Lines {
+    fn drop(&mut self) {
+        self.error.abort();
+    }
+}
+
+impl Lines {
+    fn new(
+        pod: &str,
+        output: impl AsyncRead + Send + Unpin + 'static,
+        error: impl AsyncRead + Send + Unpin + 'static,
+    ) -> Self {
+        Self { pod: pod.to_owned(), output: Box::new(wire::lines(output)), error: tokio::spawn(tail(error)) }
     }
 
-    /// The message in the next line.
-    async fn next<T: DeserializeOwned>(&mut self) -> Result<T, VisitError> {
-        let Some(line) = self.lines.next().await else {
+    /// The next line.
+    async fn line(&mut self) -> Result<String, VisitError> {
+        let Some(line) = self.output.next().await else {
             let said = timeout(Duration::from_secs(1), &mut self.error).await;
             return Err(self.broken(said.ok().and_then(Result::ok).unwrap_or_default()));
         };
-        line.and_then(|line| wire::message(&line)).map_err(|error| self.broken(error.to_string()))
+        line.map_err(|error| self.broken(error.to_string()))
+    }
+
+    /// The next line, unless there is none for so long.
+    async fn line_within(&mut self, silence: Duration) -> Result<String, VisitError> {
+        match timeout(silence, self.line()).await {
+            Ok(line) => line,
+            Err(_) => Err(VisitError::Silent { pod: self.pod.clone(), silence }),
+        }
+    }
+
+    /// The message in the next line, likewise.
+    async fn within<T: DeserializeOwned>(&mut self, silence: Duration) -> Result<T, VisitError> {
+        let line = self.line_within(silence).await?;
+        self.message(&line)
+    }
+
+    fn message<T: DeserializeOwned>(&self, line: &str) -> Result<T, VisitError> {
+        wire::message(line).map_err(|error| self.broken(error.to_string()))
     }
 
     fn broken(&self, why: String) -> VisitError {
         VisitError::Broken { pod: self.pod.clone(), why }
-    }
-}
-
-/// A verdict that an agent hands out.
-#[derive(Debug, Deserialize)]
-pub(crate) struct Handed {
-    /// It was made before this reader came.
-    #[serde(default)]
-    pub(crate) earlier: bool,
-    #[serde(flatten)]
-    pub(crate) verdict: Box<Verdict>,
-}
-
-/// What an agent hands out: verdicts of failed and of sampled flows.
-pub(crate) struct AgentStream {
-    command: Command,
-    _alive: Option<Alive>,
-}
-
-impl AgentStream {
-    /// Runs `viptrace agent stream` in the agent's container.
-    pub(crate) async fn open(client: Client, agent: &Key) -> Result<Self, VisitError> {
-        let pods: Api<Pod> = Api::namespaced(client, &agent.namespace);
-        // It reads no input.
-        let mut command =
-            Command::start(&pods, &agent.name, pod::AGENT, &[PROGRAM, "agent", "stream"], true).await?;
-        let alive = command.process.stdin().map(Alive::keep);
-        Ok(Self { command, _alive: alive })
-    }
-
-    /// The next verdict. An agent without failures is silent for any time.
-    pub(crate) async fn next(&mut self) -> Result<Handed, VisitError> {
-        self.command.next().await
     }
 }
 
@@ -541,7 +543,7 @@ pub(crate) struct Talk {
 
 impl fmt::Debug for Talk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Talk").field("pod", &self.command.pod).finish_non_exhaustive()
+        f.debug_struct("Talk").field("pod", &self.command.lines.pod).finish_non_exhaustive()
     }
 }
 
@@ -560,8 +562,7 @@ impl Talk {
     /// The next answer. A task's failure is an error.
     pub(crate) async fn next(&mut self) -> Result<Answer, VisitError> {
         let limit = if self.is_quiet { SILENCE * 4 } else { SILENCE };
-        let answer = timeout(limit, self.command.next()).await;
-        match answer.map_err(|_| VisitError::Silent { pod: self.command.pod.clone() })?? {
+        match self.command.lines.within(limit).await? {
             Answer::Failed { error, hint } => Err(VisitError::Failed { error, hint }),
             answer => Ok(answer),
         }

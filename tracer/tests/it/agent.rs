@@ -141,13 +141,17 @@ fn a_reader_receives_the_last_failures_until_the_agent_ends() {
     let faults = lines(&viptrace(&["replay", source.to_str().unwrap(), "-o", "json"]).stdout);
     let mut agent = Agent::start(folder.path(), &source, "");
     let socket = agent.socket.clone();
-    let reader = std::process::Command::new(env!("CARGO_BIN_EXE_viptrace"))
-        .args(["agent", "stream", "--socket", socket.to_str().unwrap()])
-        .stdout(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
-    // The reader is counted once its request is being answered.
-    agent.until(|text| sum(text, "viptrace_stream_readers", "") == 1);
+    let read = |flags: &[&str]| {
+        std::process::Command::new(env!("CARGO_BIN_EXE_viptrace"))
+            .args(["agent", "stream", "--socket", socket.to_str().unwrap()])
+            .args(flags)
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let (reader, heart) = (read(&[]), read(&["--heartbeat"]));
+    // A reader is counted once its request is being answered.
+    agent.until(|text| sum(text, "viptrace_stream_readers", "") == 2);
     assert_eq!(agent.stop(), Some(0), "{}", agent.log);
     let output = reader.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0));
@@ -156,6 +160,9 @@ fn a_reader_receives_the_last_failures_until_the_agent_ends() {
         .iter()
         .map(|fault| fault.replacen('{', "{\"earlier\":true,", 1));
     assert_eq!(lines(&output.stdout), marked.collect::<Vec<_>>());
+    let announced = lines(&heart.wait_with_output().unwrap().stdout);
+    assert_eq!(announced[0], r#"{"heartbeat":10}"#);
+    assert_eq!(announced[1..], lines(&output.stdout));
     let output = viptrace(&["agent", "stream", "--socket", socket.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1));
     let said = String::from_utf8(output.stderr).unwrap();
@@ -272,4 +279,5 @@ fn an_unusable_configuration_ends_the_agent_with_its_line() {
     assert!(said.contains("cannot listen on 192.0.2.1:1 (metrics)"), "{said}");
     assert_eq!(viptrace(&["agent", "--from", "a", "--check-config"]).status.code(), Some(2));
     assert_eq!(viptrace(&["agent", "stream", "--counts", "--segments"]).status.code(), Some(2));
+    assert_eq!(viptrace(&["agent", "stream", "--counts", "--heartbeat"]).status.code(), Some(2));
 }

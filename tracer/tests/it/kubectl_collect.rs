@@ -189,10 +189,11 @@ fn run(command: &apiserver::Command, segments: &Segments, fetched: &AtomicU64) -
             }
         }
         // Three earlier failed flows, and one that fails now.
-        ["/usr/bin/viptrace", "agent", "stream"] => {
+        ["/usr/bin/viptrace", "agent", "stream", "--heartbeat"] => {
             let faults = faults();
             let earlier = faults[..3].iter().map(|fault| fault.replacen('{', "{\"earlier\":true,", 1));
-            let all = earlier.chain([faults[3].clone()]);
+            let heartbeat = json!({"heartbeat": 10}).to_string();
+            let all = [heartbeat].into_iter().chain(earlier).chain([faults[3].clone()]);
             let stdout = all.flat_map(|line| format!("{line}\n").into_bytes()).collect();
             Ran { stdout, goes_on: true, ..Ran::default() }
         }

@@ -28,7 +28,18 @@ fn agent(name: &str) -> Value {
     })
 }
 
-/// A node whose agent's first connection is cut, and the plugin.
+/// The answer of an agent from before heartbeats.
+fn older() -> Ran {
+    let stderr = "error: unexpected argument '--heartbeat' found\n\nUsage: viptrace agent stream [OPTIONS]\n";
+    Ran { stderr: stderr.to_owned(), exit: 2, ..Ran::default() }
+}
+
+/// An agent's announcement.
+fn heartbeat(seconds: u64) -> Vec<u8> {
+    format!("{}\n", json!({"heartbeat": seconds})).into_bytes()
+}
+
+/// A node whose agent, of an older version, has a first connection that is cut, and the plugin.
 struct Lab {
     server: ApiServer,
     folder: tempfile::TempDir,
@@ -51,6 +62,9 @@ impl Lab {
         let lab = Self { server, folder, read: Arc::default(), faults: faults() };
         let (read, faults) = (Arc::clone(&lab.read), lab.faults.clone());
         lab.server.run_commands(move |command| {
+            if command.words.iter().any(|word| word == "--heartbeat") {
+                return older();
+            }
             let mut read = read.lock().unwrap();
             read.push(command.pod.clone());
             let earlier = |fault: &String| fault.replacen('{', "{\"earlier\":true,", 1);
@@ -146,6 +160,32 @@ fn a_cut_connection_to_an_agent_is_opened_again_and_the_gap_is_reported() {
     }
 }
 
+/// Neither end of the connection learns that it is dead: the node lost its power, or a network between was cut.
+#[test]
+fn an_agent_whose_heartbeat_stops_is_read_again_and_the_silence_is_not_taken_for_health() {
+    let lab = Lab::new();
+    let (read, faults) = (Arc::clone(&lab.read), lab.faults.clone());
+    lab.server.run_commands(move |command| {
+        assert_eq!(command.words[1..], ["agent", "stream", "--heartbeat"]);
+        let mut read = read.lock().unwrap();
+        read.push(command.pod.clone());
+        // The first stream has a heartbeat once, and none after its verdict.
+        let (interval, fault) = if read.len() == 1 { (1, &faults[0]) } else { (60, &faults[1]) };
+        let stdout = [heartbeat(interval), format!("{fault}\n").into_bytes()].concat();
+        Ran { stdout, goes_on: true, ..Ran::default() }
+    });
+    let (shown, errors, code) = ended(lab.start(&["--duration", "12s"]));
+    assert_eq!((shown, code), (lab.clients(&[0, 1]), Some(3)), "{errors}");
+    assert_eq!(lab.read.lock().unwrap().len(), 2, "{errors}");
+    for said in [
+        "node1: the connection to the Pod agent-1 was lost: it has been silent for 3 s; its agent is tried again",
+        "node1: its agent is read again; it was not from ",
+        "node1: its agent was not read from ",
+    ] {
+        assert!(errors.contains(said), "{said}\n{errors}");
+    }
+}
+
 /// A rollout of the `DaemonSet`.
 #[test]
 fn the_agents_next_pod_on_the_node_is_read() {
@@ -178,7 +218,7 @@ fn a_signal_ends_a_trace_at_once_that_waits_for_an_agent() {
 #[test]
 fn a_windows_node_is_named_and_only_one_that_could_be_observed_makes_the_trace_partial() {
     let lab = Lab::new();
-    lab.server.run_commands(|_| Ran { goes_on: true, ..Ran::default() });
+    lab.server.run_commands(|_| Ran { stdout: heartbeat(10), goes_on: true, ..Ran::default() });
     lab.add_node("win", "windows", "True");
     let code = |arguments: &[&str]| {
         let (shown, errors, code) = ended(lab.start(&[&["--duration", "2s"], arguments].concat()));

@@ -420,14 +420,19 @@ mod netlink {
 /// Both ends of the agent's socket (docs/agent.md).
 mod stream {
     pub(super) fn seeds() -> Vec<Vec<u8>> {
-        let requests =
-            ["verdicts", "counts", "segments", r#"segment","name":"00000001-20260102T030405006Z.viptrace"#];
+        let requests = [
+            "verdicts",
+            r#"verdicts","heartbeat":true,"unknown":""#,
+            "counts",
+            "segments",
+            r#"segment","name":"00000001-20260102T030405006Z.viptrace"#,
+        ];
         let requests = requests.map(|want| format!("{{\"viptrace\":1,\"want\":\"{want}\"}}\n").into_bytes());
-        let hello = frame(1, br#"{"viptrace":1,"version":"0.1.0","node":"worker-1"}"#);
+        let hello = frame(1, br#"{"viptrace":1,"version":"0.1.0","node":"worker-1","heartbeat":10}"#);
         let record =
             frame(2, br#"{"class":"C20","service":{"namespace":"shop","name":"cart","port":"http"}}"#);
         let lost = frame(4, br#"{"lost":7}"#);
-        let verdicts = [hello.as_slice(), &record, &lost, &record, &frame(6, &[])].concat();
+        let verdicts = [hello.as_slice(), &record, &lost, &record, &frame(7, &[]), &frame(6, &[])].concat();
         let segment = [hello.as_slice(), &frame(3, &[0xf1; 40]), &frame(6, &[])].concat();
         let refused = [hello.as_slice(), &frame(5, b"there is no segment with this name")].concat();
         requests.into_iter().chain([verdicts, segment, refused]).collect()

@@ -16,10 +16,12 @@ pub(super) enum FrameKind {
     Lost = 4,
     Error = 5,
     End = 6,
+    Heartbeat = 7,
 }
 
 impl FrameKind {
-    const ALL: [Self; 6] = [Self::Hello, Self::Record, Self::Bytes, Self::Lost, Self::Error, Self::End];
+    const ALL: [Self; 7] =
+        [Self::Hello, Self::Record, Self::Bytes, Self::Lost, Self::Error, Self::End, Self::Heartbeat];
 }
 
 /// The bytes of a frame. A longer body is cut.

@@ -13,24 +13,27 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::{
     fs::File,
-    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
+    io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, BufReader},
     task::JoinSet,
-    time::timeout,
+    time::{sleep, timeout},
 };
 
 use super::{
     Context, StartError,
+    hub::Subscription,
     recorder::{Segment, segments},
 };
 use crate::report;
 use frame::{FrameKind, encode};
-use socket::{Listener, ReadHalf, Stream, WriteHalf};
+use socket::{Listener, Stream};
 
 /// The version of the protocol.
 pub(crate) const VERSION: u32 = 1;
 /// The longest request, and the time for it.
 const MAX_REQUEST_BYTES: u64 = 4096;
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
+/// A reader that wants a heartbeat gets one whenever it got nothing else for this long.
+const HEARTBEAT: Duration = Duration::from_secs(10);
 /// A reader that takes no byte for this long is cut off.
 const WRITE_LIMIT: Duration = Duration::from_secs(30);
 /// Bytes of a segment in one frame.
@@ -57,8 +60,12 @@ impl Wanted {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "want", rename_all = "lowercase")]
 pub(crate) enum Want {
-    /// Verdicts until one of the two ends.
-    Verdicts,
+    /// Verdicts until one of the two ends. An agent without heartbeats ignores the field, and a reader that does not
+    /// know them leaves it out.
+    Verdicts {
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        heartbeat: bool,
+    },
     /// The connections started so far.
     Counts,
     /// The stored segments.
@@ -118,7 +125,7 @@ async fn accept(listener: Listener, context: Arc<Context>) {
                 }
                 Err(error) => {
                     context.log.warn("stream", &format!("cannot accept a reader: {error}"));
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    sleep(ACCEPT_PAUSE).await;
                 }
             },
             Some(_) = readers.join_next() => {}
@@ -127,9 +134,9 @@ async fn accept(listener: Listener, context: Arc<Context>) {
 }
 
 /// Writes frames to one reader.
-struct Out<'a>(WriteHalf<'a>);
+struct Out<W>(W);
 
-impl Out<'_> {
+impl<W: AsyncWrite + Unpin> Out<W> {
     async fn frame(&mut self, kind: FrameKind, body: &[u8]) -> io::Result<()> {
         match timeout(WRITE_LIMIT, self.0.write_all(&encode(kind, body))).await {
             Ok(written) => written,
@@ -161,10 +168,17 @@ async fn serve(mut stream: Stream, context: &Context) -> io::Result<()> {
         }
         None => return out.frame(FrameKind::Error, b"the request is not one line of JSON").await,
     };
-    let hello = json!({"viptrace": VERSION, "version": env!("CARGO_PKG_VERSION"), "node": context.node});
+    let mut hello = json!({"viptrace": VERSION, "version": env!("CARGO_PKG_VERSION"), "node": context.node});
+    let heartbeat = (want == Want::Verdicts { heartbeat: true }).then_some(HEARTBEAT);
+    if let Some(interval) = heartbeat {
+        hello["heartbeat"] = interval.as_secs().into();
+    }
     out.frame(FrameKind::Hello, hello.to_string().as_bytes()).await?;
     match want {
-        Want::Verdicts => verdicts(&mut out, read.into_inner().into_inner(), context).await?,
+        Want::Verdicts { .. } => {
+            let subscription = context.hub.subscribe(context.config.borrow().stream.queue.as_usize());
+            verdicts(&mut out, read.into_inner().into_inner(), subscription, heartbeat).await?;
+        }
         Want::Counts => counts(&mut out, context).await?,
         Want::Segments => {
             for segment in stored(context)? {
@@ -180,9 +194,13 @@ async fn serve(mut stream: Stream, context: &Context) -> io::Result<()> {
     out.frame(FrameKind::End, &[]).await
 }
 
-async fn verdicts(out: &mut Out<'_>, mut read: ReadHalf<'_>, context: &Context) -> io::Result<()> {
-    let bound = context.config.borrow().stream.queue.as_usize();
-    let mut subscription = context.hub.subscribe(bound);
+/// Passes on verdicts until the agent or the reader ends, with a heartbeat after each `heartbeat` in which nothing was sent.
+async fn verdicts(
+    out: &mut Out<impl AsyncWrite + Unpin>,
+    mut read: impl AsyncRead + Unpin,
+    mut subscription: Subscription,
+    heartbeat: Option<Duration>,
+) -> io::Result<()> {
     for record in std::mem::take(&mut subscription.recent) {
         let record = record.trim_end();
         // A JSON object, and not an empty one.
@@ -195,6 +213,10 @@ async fn verdicts(out: &mut Out<'_>, mut read: ReadHalf<'_>, context: &Context) 
             record = subscription.records.recv() => record,
             // The reader went away, or sends what nobody reads.
             _ = read.read(&mut ignored) => return Err(io::ErrorKind::BrokenPipe.into()),
+            () = sleep(heartbeat.unwrap_or_default()), if heartbeat.is_some() => {
+                out.frame(FrameKind::Heartbeat, &[]).await?;
+                continue;
+            }
         };
         let lost = subscription.lost();
         if lost > 0 {
@@ -205,7 +227,7 @@ async fn verdicts(out: &mut Out<'_>, mut read: ReadHalf<'_>, context: &Context) 
     }
 }
 
-async fn counts(out: &mut Out<'_>, context: &Context) -> io::Result<()> {
+async fn counts(out: &mut Out<impl AsyncWrite + Unpin>, context: &Context) -> io::Result<()> {
     let counts = context.figures.copy().counts;
     for (key, total) in counts.connections() {
         let line = json!({
@@ -225,7 +247,7 @@ fn stored(context: &Context) -> io::Result<Vec<Segment>> {
 }
 
 /// The bytes of the segment with this name. Only names of the list are opened.
-async fn segment(out: &mut Out<'_>, name: &str, context: &Context) -> io::Result<()> {
+async fn segment(out: &mut Out<impl AsyncWrite + Unpin>, name: &str, context: &Context) -> io::Result<()> {
     let folder = context.config.borrow().recorder.folder.clone();
     let known = stored(context)?.into_iter().any(|segment| segment.name == name);
     let (Some(folder), true) = (folder, known) else {
@@ -241,3 +263,6 @@ async fn segment(out: &mut Out<'_>, name: &str, context: &Context) -> io::Result
         out.frame(FrameKind::Bytes, chunk.get(..read).unwrap_or_default()).await?;
     }
 }
+
+#[cfg(test)]
+mod tests;

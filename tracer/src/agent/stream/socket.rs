@@ -1,18 +1,15 @@
 //! The socket: a Unix socket that only its owner may open. Agents run on Linux; without Unix sockets there is none.
 
 #[cfg(not(unix))]
-pub(super) use missing::{Listener, ReadHalf, Stream, WriteHalf, bind, connect};
+pub(super) use missing::{Listener, Stream, bind, connect};
 #[cfg(unix)]
-pub(super) use unix::{Listener, ReadHalf, Stream, WriteHalf, bind, connect};
+pub(super) use unix::{Listener, Stream, bind, connect};
 
 #[cfg(unix)]
 mod unix {
     use std::{fs, io, os::unix::fs::PermissionsExt as _, path::Path};
 
-    pub(in super::super) use tokio::net::{
-        UnixListener as Listener, UnixStream as Stream,
-        unix::{ReadHalf, WriteHalf},
-    };
+    pub(in super::super) use tokio::net::{UnixListener as Listener, UnixStream as Stream};
 
     /// Binds the socket so that nobody else can open it at any time: under another name first, which gets its mode
     /// before it gets the path. A socket that an earlier agent left is replaced.
@@ -41,10 +38,7 @@ mod unix {
 mod missing {
     use std::{io, path::Path};
 
-    pub(in super::super) use tokio::net::{
-        TcpListener as Listener, TcpStream as Stream,
-        tcp::{ReadHalf, WriteHalf},
-    };
+    pub(in super::super) use tokio::net::{TcpListener as Listener, TcpStream as Stream};
 
     pub(in super::super) fn bind(_: &Path) -> io::Result<Listener> {
         Err(io::ErrorKind::Unsupported.into())

@@ -59,6 +59,9 @@ pub(crate) struct StreamArgs {
     /// Write the bytes of this segment
     #[arg(long, value_name = "NAME")]
     pub(crate) segment: Option<String>,
+    /// Print the interval of a heartbeat first, as {"heartbeat":SECONDS}, and again after each such time without a verdict
+    #[arg(long, conflicts_with_all = ["counts", "segments", "segment"])]
+    pub(crate) heartbeat: bool,
     /// The agent's socket
     #[arg(long, value_name = "PATH", default_value = SOCKET)]
     pub(crate) socket: PathBuf,

@@ -123,7 +123,11 @@ impl Reading {
             }
         } else {
             self.is_cut = true;
-            self.unread.push(Unread { from: now, to: None, recovered: 0 });
+            // Of a silent connection nothing was read since its last line.
+            let silence = if let VisitError::Silent { silence, .. } = why { silence } else { Duration::ZERO };
+            let last = self.unread.last().and_then(|unread| unread.to);
+            let from = now.saturating_sub(silence).max(last.unwrap_or_default());
+            self.unread.push(Unread { from, to: None, recovered: 0 });
         }
         self.until.get_or_insert(at + PATIENCE);
         self.why = Some(why);

@@ -31,8 +31,11 @@ impl Lab {
     }
 
     fn lost(&mut self) -> Option<String> {
+        self.lost_by(VisitError::Broken { pod: "agent-x".to_owned(), why: String::new() })
+    }
+
+    fn lost_by(&mut self, why: VisitError) -> Option<String> {
         let (now, at) = (self.now(), self.at());
-        let why = VisitError::Broken { pod: "agent-x".to_owned(), why: String::new() };
         self.reading.lost(why, now, at)
     }
 
@@ -94,6 +97,31 @@ fn a_silent_agent_is_read_again_once_the_connection_holds() {
     assert!(matches!(lab.next(true), Turn::ReadAgain(text) if text.ends_with("(4.0 s)")));
     assert!(lab.reading.deadline().is_none());
     assert_eq!(lab.reading.gaps().len(), 1);
+}
+
+#[test]
+fn a_connection_that_fell_silent_was_not_read_since_its_last_line() {
+    let mut lab = Lab::new();
+    lab.passed = 45 * SECOND;
+    let said = lab.lost_by(VisitError::Silent { pod: "agent-x".to_owned(), silence: 30 * SECOND }).unwrap();
+    assert!(said.starts_with(
+        "the connection to the Pod agent-x was lost: it has been silent for 30 s; its agent is tried"
+    ));
+    assert!(matches!(lab.next(true), Turn::Connect));
+    lab.opened();
+    let Turn::ReadAgain(said) = lab.next(true) else { panic!("the connection holds") };
+    assert!(
+        said.ends_with("it was not from 2027-01-15T08:00:15.000Z to 2027-01-15T08:00:46.000Z (31.0 s)"),
+        "{said}"
+    );
+    // The next interruption begins after this one, also if the connection was silent from the beginning.
+    lab.passed = 60 * SECOND;
+    lab.lost_by(VisitError::Silent { pod: "agent-x".to_owned(), silence: 30 * SECOND });
+    assert!(
+        lab.reading.gaps()[1].contains("from 2027-01-15T08:00:46.000Z to the end"),
+        "{:?}",
+        lab.reading.gaps()
+    );
 }
 
 #[test]
