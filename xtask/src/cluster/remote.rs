@@ -148,6 +148,11 @@ pub(crate) struct Running {
 impl Running {
     /// Waits for its end, at most for `limit`.
     pub(crate) fn finish(self, limit: Duration) -> Result<Finished> {
+        self.wait(limit)
+    }
+
+    /// The same for a command that its owner keeps. Its output is returned once.
+    pub(crate) fn wait(&self, limit: Duration) -> Result<Finished> {
         let started = Instant::now();
         let mut finished = Finished { exit: 0, out: String::new(), err: String::new() };
         loop {
@@ -207,6 +212,35 @@ impl Running {
 const SIGINT: i32 = 2;
 const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
+
+/// A guest for the tests of what runs in one.
+#[cfg(test)]
+pub(crate) mod fake {
+    use std::{os::unix::net::UnixListener, sync::mpsc};
+
+    use super::*;
+
+    /// One whose commands go on until a signal ends them. Returns the signals, too.
+    pub(crate) fn that_ends_by_a_signal() -> (tempfile::TempDir, Remote, Receiver<i64>) {
+        let here = tempfile::tempdir().unwrap();
+        let socket = here.path().join("socket");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let (sender, signals) = mpsc::channel();
+        thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(b"{\"ready\":true}\n").unwrap();
+            for request in BufReader::new(stream.try_clone().unwrap()).lines() {
+                let request: Value = serde_json::from_str(&request.unwrap()).unwrap();
+                let Some(signal) = request["signal"].as_i64() else { continue };
+                sender.send(signal).unwrap();
+                let answer = json!({"id": request["id"], "exit": 0}).to_string() + "\n";
+                stream.write_all(answer.as_bytes()).unwrap();
+            }
+        });
+        let (remote, _) = Remote::connect("node1", &socket).unwrap();
+        (here, remote, signals)
+    }
+}
 
 #[cfg(test)]
 mod tests {

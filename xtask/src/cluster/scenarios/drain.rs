@@ -26,8 +26,9 @@ pub(super) fn run(cluster: &mut Cluster, namespace: &str) -> Result<()> {
     let moved = cluster
         .kubectl(["--namespace", namespace, "patch", "deployment", "web", "--patch", ELSEWHERE])
         .and_then(|_| wait_for_rollout(cluster, namespace));
-    cluster.kubectl(["uncordon", "node1"])?;
+    let uncordoned = cluster.kubectl(["uncordon", "node1"]);
     moved?;
+    uncordoned?;
     let policy = if cluster.binaries.version < POLICY_V1 { "policy/v1beta1" } else { "policy/v1" };
     let budget = json!({
         "apiVersion": policy,
@@ -45,8 +46,9 @@ pub(super) fn run(cluster: &mut Cluster, namespace: &str) -> Result<()> {
             Ok(pods_on_node2(cluster, namespace)?.is_empty().then_some(()))
         })
     });
-    cluster.kubectl(["uncordon", "node2"])?;
-    drained
+    let uncordoned = cluster.kubectl(["uncordon", "node2"]);
+    drained?;
+    uncordoned.map(drop)
 }
 
 fn wait_for_rollout(cluster: &Cluster, namespace: &str) -> Result<()> {

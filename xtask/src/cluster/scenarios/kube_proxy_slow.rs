@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::super::Cluster;
 use super::check;
-use super::rollout::{end, traces, update};
+use super::rollout::{traces, update};
 use super::workload::Workload;
 use crate::printer::indented;
 
@@ -50,10 +50,9 @@ fn judge(cluster: &mut Cluster, workload: &Workload<'_>, namespace: &str) -> Res
     workload.start_load(cluster)?;
     let changed = change(cluster, workload, namespace);
     let load = workload.stop_load(cluster);
-    let (_, trace) = traces.swap_remove(0);
-    let done = end(trace)?;
-    for (_, other) in traces {
-        end(other)?;
+    let done = traces.swap_remove(0).end()?;
+    for other in traces {
+        other.end()?;
     }
     changed?;
     let load = load?;

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::super::Cluster;
 use super::super::binaries::Version;
-use super::rollout::{end, traces};
+use super::rollout::traces;
 use super::workload::PODS;
 use crate::printer::indented;
 
@@ -71,8 +71,9 @@ pub(super) fn run(cluster: &mut Cluster, namespace: &str) -> Result<()> {
         probed.push((*kind, cluster.kubectl(get)?));
     }
     let mut records = Vec::new();
-    for (node, trace) in traces {
-        let done = end(trace)?;
+    for trace in traces {
+        let node = trace.node.clone();
+        let done = trace.end()?;
         if done.exit != 0 {
             let output = done.out + &done.err;
             bail!("the trace on {node} exited with status {}{}", done.exit, indented(output.lines()));

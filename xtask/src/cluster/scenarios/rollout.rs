@@ -31,13 +31,15 @@ pub(super) fn without_fault(
     let traces = traces(cluster, &[])?;
     workload.start_load(cluster)?;
     let done = work(cluster);
-    let load = workload.stop_load(cluster)?;
+    let load = workload.stop_load(cluster);
     done?;
+    let load = load?;
     if load.succeeded < MIN_CONNECTIONS || load.failed > 0 {
         bail!("{load:?} meanwhile");
     }
-    for (node, trace) in traces {
-        let done = end(trace)?;
+    for trace in traces {
+        let node = trace.node.clone();
+        let done = trace.end()?;
         if done.exit != 0 {
             let output = done.out + &done.err;
             bail!("the trace on {node} exited with status {}{}", done.exit, indented(output.lines()));
@@ -46,25 +48,54 @@ pub(super) fn without_fault(
     Ok(())
 }
 
+/// A trace on a node. A scenario that fails leaves it before its end: it is ended then, too, so that the next scenario does
+/// not meet it.
+#[derive(Debug)]
+pub(super) struct Trace {
+    pub(super) node: String,
+    running: Running,
+    has_ended: bool,
+}
+
+impl Trace {
+    fn new(node: String, running: Running) -> Self {
+        Self { node, running, has_ended: false }
+    }
+
+    /// Ends it and returns its output.
+    pub(super) fn end(mut self) -> Result<Finished> {
+        self.interrupt()
+    }
+
+    fn interrupt(&mut self) -> Result<Finished> {
+        self.has_ended = true;
+        self.running.interrupt()?;
+        self.running.wait(TRACE)
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            // The scenario has failed already, and its own error is the one to read.
+            let _ = self.interrupt();
+        }
+    }
+}
+
 /// Starts a trace on each node, and waits until both are attached.
-pub(super) fn traces(cluster: &mut Cluster, flags: &[&str]) -> Result<Vec<(String, Running)>> {
+pub(super) fn traces(cluster: &mut Cluster, flags: &[&str]) -> Result<Vec<Trace>> {
     let flags = [&["--ready-file", READY_FILE], flags].concat();
     for node in cluster.nodes() {
         node.run(&["rm", "-f", READY_FILE])?;
     }
-    let start = |node: &Node| Ok((node.name(), node.start_viptrace("trace", &flags)?));
+    let start = |node: &Node| Ok(Trace::new(node.name(), node.start_viptrace("trace", &flags)?));
     let traces = cluster.nodes().iter().map(start).collect::<Result<_>>()?;
     cluster.wait_for("the traces to attach", TRACE, |cluster| {
         let ready = cluster.nodes().iter().all(|node| node.run(&["test", "-e", READY_FILE]).is_ok());
         Ok(ready.then_some(()))
     })?;
     Ok(traces)
-}
-
-/// Ends a trace and returns its output.
-pub(super) fn end(trace: Running) -> Result<Finished> {
-    trace.interrupt()?;
-    trace.finish(TRACE)
 }
 
 /// Replaces both Pods, and waits until the last old one has ended.
@@ -84,4 +115,25 @@ pub(super) fn update(cluster: &Cluster, namespace: &str) -> Result<()> {
     // A Pod that has gone already is no error of the update.
     let _ = cluster.kubectl(in_namespace.iter().chain(&wait));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::remote::fake;
+    use super::*;
+
+    #[test]
+    fn a_trace_of_a_scenario_that_fails_is_ended_and_waited_for() {
+        let (_here, remote, signals) = fake::that_ends_by_a_signal();
+        let start =
+            || Trace::new("node1".to_owned(), remote.start(&["viptrace", "trace"], "", None).unwrap());
+        let scenario = || -> Result<()> {
+            let _traces = [start(), start()];
+            bail!("a connection failed")
+        };
+        scenario().unwrap_err();
+        assert_eq!(signals.try_iter().collect::<Vec<_>>(), [2, 2], "both ended before the next scenario");
+        assert_eq!(start().end().unwrap().exit, 0);
+        assert_eq!(signals.try_iter().collect::<Vec<_>>(), [2], "one that was ended is left alone");
+    }
 }
