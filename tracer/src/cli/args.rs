@@ -294,6 +294,13 @@ impl ShownArgs {
 }
 
 impl ViewArgs {
+    /// The first of these flags that was given. With `each_is_a_row`, those that add rows have what they want.
+    fn given(&self, each_is_a_row: bool) -> Option<&'static str> {
+        let more = [("--all", self.all && !each_is_a_row), ("--each", self.each && !each_is_a_row)];
+        let flags = [("--faults-only", self.faults_only)].into_iter().chain(more);
+        flags.into_iter().find_map(|(flag, is_given)| is_given.then_some(flag))
+    }
+
     pub(crate) fn form(&self, output: Output) -> Form {
         let view = match (self.all, self.faults_only) {
             (true, _) => View::All,
@@ -302,6 +309,19 @@ impl ViewArgs {
         };
         Form { output, view, each: self.each, ..Form::default() }
     }
+}
+
+/// The only target of a verb, or an error of that verb's usage.
+fn only_target(
+    verb: &str,
+    text: Option<&str>,
+    namespace: Option<&str>,
+) -> Result<Option<Target>, clap::Error> {
+    let target = target(verb, text, namespace)?;
+    if let (Some(target), Some(namespace)) = (&target, namespace) {
+        target.fits(namespace).map_err(|why| usage(verb, why))?;
+    }
+    Ok(target)
 }
 
 /// The target of a verb, or an error of that verb's usage.
@@ -392,7 +412,7 @@ pub struct TraceOptions {
 impl TraceArgs {
     /// Resolves the arguments to options; the error is a usage error.
     pub fn resolve(self) -> Result<TraceOptions, clap::Error> {
-        let target = target("trace", self.target.as_deref(), self.namespace.as_deref())?;
+        let target = only_target("trace", self.target.as_deref(), self.namespace.as_deref())?;
         let mut form = self.shown.form();
         if self.path.is_some() {
             // Texts one after the other, and no table that is updated in place.
@@ -410,14 +430,14 @@ impl TopArgs {
 
     /// Resolves the arguments to the options of a replay; the error is a usage error.
     pub(crate) fn resolve_recording(self) -> Result<ReplayOptions, clap::Error> {
-        let target = target("top", self.target.as_deref(), self.namespace.as_deref())?;
+        let target = only_target("top", self.target.as_deref(), self.namespace.as_deref())?;
         let files = self.recording.into_iter().collect();
         Ok(ReplayOptions { files, selection: Selection::of(target), ..ReplayOptions::default() })
     }
 
     /// Resolves the arguments to the options of a trace; the error is a usage error.
     pub(crate) fn resolve(self) -> Result<TraceOptions, clap::Error> {
-        let target = target("top", self.target.as_deref(), self.namespace.as_deref())?;
+        let target = only_target("top", self.target.as_deref(), self.namespace.as_deref())?;
         self.run.resolve("top", target, Form::default())
     }
 }
@@ -548,6 +568,9 @@ mod tests {
             &["-q", "-v"],
             &["a", "b"],
             &["--force"],
+            &["-n", "shop", "pod/other/cart-0"],
+            &["-n", "shop", "svc/other/cart"],
+            &["-n", "shop", "10.96.0.10:53"],
             &["--path", "10.0.1.2:40000", "--each"],
             &["--path", "10.0.1.2:40000", "-o", "json"],
             &["--sample", "5"],
@@ -556,6 +579,10 @@ mod tests {
             let error = options(args).unwrap_err();
             assert!(error.use_stderr(), "{args:?}");
         }
+        assert_eq!(
+            options(&["-n", "shop", "pod/shop/cart-0"]).unwrap().target.unwrap().to_string(),
+            "pod/shop/cart-0"
+        );
         assert_eq!(options(&["--hooks", "failures", "--sample", "5"]).unwrap().sample, 5);
         assert_eq!(options(&["--hooks", "failures"]).unwrap().sample, 100);
     }

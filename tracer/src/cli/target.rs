@@ -72,6 +72,20 @@ impl Target {
         }
     }
 
+    /// Refuses a namespace (`-n`) that has no effect, since the target's name is complete or it is an address. The error is for
+    /// the user.
+    pub(crate) fn fits(&self, namespace: &str) -> Result<(), String> {
+        match self {
+            Self::Service { namespace: own, .. } | Self::Pod { namespace: own, .. } if own == namespace => {
+                Ok(())
+            }
+            Self::Service { namespace: own, .. } | Self::Pod { namespace: own, .. } => {
+                Err(format!("{self} is in the namespace {own:?}, and -n names {namespace:?}: leave one out"))
+            }
+            Self::Address { .. } => Err(format!("-n has no effect with {self}: an address has no namespace")),
+        }
+    }
+
     /// The Service, if it is one.
     pub(crate) fn service(&self) -> Option<Key> {
         match self {

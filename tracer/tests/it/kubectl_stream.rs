@@ -106,16 +106,20 @@ impl Lab {
     }
 
     fn start(&self, arguments: &[&str]) -> Child {
-        Command::new(env!("CARGO_BIN_EXE_viptrace"))
+        self.command(&[&["trace", "-o", "json"], arguments].concat()).spawn().unwrap()
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_viptrace"));
+        command
             .arg0("kubectl-viptrace")
-            .args(["trace", "--kubeconfig", "kubeconfig", "-o", "json"])
             .args(arguments)
+            .args(["--kubeconfig", "kubeconfig"])
             .current_dir(self.folder.path())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap()
+            .stderr(Stdio::piped());
+        command
     }
 
     /// Waits until the agent was read this often.
@@ -235,9 +239,25 @@ fn a_windows_node_is_named_and_only_one_that_could_be_observed_makes_the_trace_p
 #[test]
 fn a_contradictory_choice_of_nodes_is_wrong_usage_before_anything_is_read() {
     let lab = Lab::new();
-    for arguments in [&["node/node1", "--all-nodes"][..], &["--duration", "2h"]] {
+    for (arguments, expected) in [
+        (&["node/node1", "--all-nodes"][..], "leave out one of them"),
+        (&["--duration", "2h"], "--pod-deadline"),
+        (&["node/node1", "-n", "shop"], "write --node node1 -n shop"),
+    ] {
         let (_, errors, code) = ended(lab.start(arguments));
         assert_eq!((code, lab.server.lists_served("Node")), (Some(2), 0), "{errors}");
-        assert!(errors.contains("leave out one of them") || errors.contains("--pod-deadline"), "{errors}");
+        assert!(errors.contains(expected), "{errors}");
+    }
+    for arguments in [
+        &["check", "-n", "shop"][..],
+        &["check", "node/node1", "-n", "shop"],
+        &["capture", "d", "-n", "shop"],
+        &["collect", "d", "-n", "shop"],
+        &["cleanup", "-n", "shop"],
+    ] {
+        let output = lab.command(arguments).output().unwrap();
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), lab.server.lists_served("Node")), (Some(2), 0), "{errors}");
+        assert!(errors.contains("-n has no effect here: "), "{errors}");
     }
 }

@@ -134,8 +134,8 @@ fn damage_is_no_loss_in_the_kernel() {
     let whole = std::fs::read(terminal.path().join("nodes/node1.viptrace")).unwrap();
     let (before, after) = whole.split_at(whole.len() / 3);
     terminal.write("hole.viptrace", [before, &after[3000..]].concat());
-    for output in ["table", "story"] {
-        let read = terminal.run(&format!("replay hole.viptrace --all -o {output}"));
+    for flags in ["--all", "-o story"] {
+        let read = terminal.run(&format!("replay hole.viptrace {flags}"));
         let words = "an unknown number of events in damaged or missing parts of the recording";
         assert!(read.contains(words), "{read}");
         assert!(!read.contains("1 event") && !read.contains("in the kernel"), "{read}");

@@ -103,10 +103,16 @@ impl CheckArgs {
     pub fn resolve(self) -> Result<CheckOptions, clap::Error> {
         let usage = |why: String| super::usage("check", why);
         let service = match self.target.or(self.service) {
-            Some(text) => match Target::parse(&text, self.namespace.as_deref()).map_err(usage)? {
-                Target::Service { namespace, name } => Some((namespace, name)),
-                _ => return Err(usage(format!("{text:?} is not a Service: write NAMESPACE/SERVICE"))),
-            },
+            Some(text) => {
+                let target = Target::parse(&text, self.namespace.as_deref()).map_err(usage)?;
+                let Target::Service { namespace, name } = &target else {
+                    return Err(usage(format!("{text:?} is not a Service: write NAMESPACE/SERVICE")));
+                };
+                if let Some(given) = &self.namespace {
+                    target.fits(given).map_err(usage)?;
+                }
+                Some((namespace.clone(), name.clone()))
+            }
             None if self.namespace.is_some() => {
                 return Err(usage("-n NAMESPACE needs a Service: write NAMESPACE/SERVICE".to_owned()));
             }

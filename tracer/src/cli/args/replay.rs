@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, path::PathBuf};
 
-use clap::Args;
+use clap::{Args, ValueEnum as _};
 
 use super::{EXIT_STATUS, REPLAY_EXAMPLES, ViewArgs, target, usage};
 use crate::{
@@ -82,6 +82,9 @@ pub struct ReplayOptions {
 impl ReplayArgs {
     /// Resolves the arguments to options; the error is a usage error.
     pub fn resolve(self) -> Result<ReplayOptions, clap::Error> {
+        if let Some(why) = ignored(&self.view, self.output) {
+            return Err(usage("replay", why));
+        }
         let form = Form { replayed: true, ..self.view.form(self.output.rows()) };
         let mut selection = self.wanted.resolve()?;
         selection.flow = selection.flow.or(self.path);
@@ -92,6 +95,20 @@ impl ReplayArgs {
         }
         Ok(ReplayOptions { files: self.paths, selection, output: self.output, out: self.out, paths, form })
     }
+}
+
+/// The reason why a flag for rows has no effect with this output, if one was given.
+fn ignored(view: &ViewArgs, output: ReplayOutput) -> Option<String> {
+    let has = match output {
+        ReplayOutput::Table | ReplayOutput::Wide | ReplayOutput::Json | ReplayOutput::Yaml => return None,
+        ReplayOutput::Story | ReplayOutput::Html => "has the failed flows by their causes",
+        ReplayOutput::Pcapng => "has the recorded packets",
+        ReplayOutput::Parquet => "has every flow",
+        ReplayOutput::Counts => "judges no flow",
+    };
+    let flag = view.given(output == ReplayOutput::Parquet)?;
+    let name = output.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
+    Some(format!("{flag} has no effect with -o {name}, which {has}: leave one of them out"))
 }
 
 impl WantedArgs {
@@ -112,6 +129,15 @@ impl WantedArgs {
         if client.as_ref().is_some_and(|client| client.service().is_some()) {
             let why = "--client takes a Pod or an address: write pod/NAMESPACE/NAME or an IP address";
             return Err(usage("replay", why.to_owned()));
+        }
+        if let Some(namespace) = namespace {
+            // It is that of one of the two, and the other one may have a name of its own.
+            let named = || [&service, &client].into_iter().flatten();
+            if named().all(|target| target.fits(namespace).is_err())
+                && let Some(why) = named().find_map(|target| target.fits(namespace).err())
+            {
+                return Err(usage("replay", why));
+            }
         }
         Ok(Selection {
             port_names: Vec::new(),
@@ -152,4 +178,62 @@ fn of_client(text: &str) -> Cow<'_, str> {
 fn class(text: &str) -> Result<Class, String> {
     let known = Class::ALL.iter().find(|class| class.id().eq_ignore_ascii_case(text.trim()));
     known.copied().ok_or_else(|| format!("{text:?} is no class: `{} explain` lists them", called::name()))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::cli::args::{Cli, Verb};
+
+    fn options(words: &str) -> Result<ReplayOptions, clap::Error> {
+        match Cli::try_parse_from(["viptrace", "replay", "x.viptrace"].into_iter().chain(words.split(' ')))?
+            .verb
+        {
+            Verb::Replay(args) => args.resolve(),
+            other => panic!("not a replay: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_flag_for_rows_beside_an_output_without_them_is_a_usage_error_that_names_both() {
+        for output in ["story", "html", "pcapng", "counts"] {
+            for flag in ["--all", "--each", "--faults-only"] {
+                let error = options(&format!("-o {output} {flag}")).unwrap_err();
+                let expected = format!("{flag} has no effect with -o {output}, which ");
+                assert_eq!(error.exit_code(), 2);
+                assert!(error.to_string().contains(&expected), "{error}");
+            }
+            options(&format!("-o {output}")).unwrap();
+        }
+        for output in ["table", "wide", "json", "yaml"] {
+            for flag in ["--all", "--each", "--faults-only"] {
+                options(&format!("-o {output} {flag}")).unwrap();
+            }
+        }
+        // Each flow is a row there, as these flags want it.
+        options("-o parquet --out d --all --each").unwrap();
+        let error = options("-o parquet --out d --faults-only").unwrap_err();
+        assert!(error.to_string().contains("--faults-only has no effect with -o parquet"), "{error}");
+    }
+
+    #[test]
+    fn a_namespace_that_names_nothing_is_a_usage_error() {
+        for words in [
+            "-n shop --client 10.244.1.7",
+            "-n shop --client other/web-0",
+            "-n shop --service svc/other/cart",
+            "-n shop --service 10.96.0.10:53 --client 10.244.1.7",
+        ] {
+            let error = options(words).unwrap_err();
+            assert_eq!(error.exit_code(), 2, "{words}");
+            assert!(error.to_string().contains("-n "), "{error}");
+        }
+        for words in
+            ["-n shop --service cart --client other/web-0", "-n shop --service cart --client 10.244.1.7"]
+        {
+            options(words).unwrap();
+        }
+    }
 }

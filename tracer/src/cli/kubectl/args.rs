@@ -142,6 +142,14 @@ pub(crate) struct ServerArgs {
 }
 
 impl ServerArgs {
+    /// Refuses `-n` where it has no effect, for this reason. The error is for the user.
+    pub(crate) fn without_namespace(&self, why: &str) -> Result<(), String> {
+        match &self.namespace {
+            Some(_) => Err(format!("-n has no effect here: {why}")),
+            None => Ok(()),
+        }
+    }
+
     pub(crate) fn access(&self) -> Access {
         Access {
             kubeconfig: self.kubeconfig.clone(),
@@ -201,6 +209,22 @@ impl NodeChoice {
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// The namespace (`-n`) beside a target that has none; a client may be a bare name of that namespace. The error is for the user.
+pub(crate) fn fits_namespace(
+    namespace: Option<&str>,
+    target: Option<&str>,
+    nodes: &NodeChoice,
+) -> Result<(), String> {
+    let (Some(namespace), Some(text), None) = (namespace, target, &nodes.client) else { return Ok(()) };
+    match name(text, namespace)? {
+        Name::Node(node) => Err(format!(
+            "-n has no effect with {text}, whose flows are those of every namespace: write --node {node} -n {namespace}"
+        )),
+        Name::Target(target @ Target::Address { .. }) => target.fits(namespace),
+        Name::Target(_) | Name::Deployment(_) => Ok(()),
     }
 }
 
@@ -463,6 +487,11 @@ pub(crate) fn name(text: &str, namespace: &str) -> Result<Name, String> {
     }
 }
 
+/// Whether the name is a node's.
+pub(crate) fn is_node(text: &str) -> bool {
+    matches!(name(text, ""), Ok(Name::Node(_)))
+}
+
 fn is_kind(text: &str) -> bool {
     ["pod", "pods", "po", "service", "services", "svc"].contains(&text)
 }
@@ -519,6 +548,26 @@ mod tests {
         assert!(choice(&["no/worker-1", "--client", "pod/shop/web-0"]).unwrap_err().contains("--client"));
         for accepted in [&["node/worker-1"][..], &["node/a", "--node", "b"], &["shop/cart", "--all-nodes"]] {
             choice(accepted).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_namespace_beside_a_target_without_one_is_refused() {
+        let fitting = |words: &[&str]| {
+            let words = ["viptrace", "trace", "-n", "shop"].iter().chain(words);
+            let Plugin { verb, server, .. } = Plugin::try_parse_from(words).unwrap();
+            match verb {
+                Verb::Trace(args) => {
+                    let FollowArgs { target, nodes, .. } = &args.followed;
+                    fits_namespace(server.namespace.as_deref(), target.as_deref(), nodes)
+                }
+                other => panic!("{other:?}"),
+            }
+        };
+        assert!(fitting(&["node/worker-1"]).unwrap_err().contains("write --node worker-1 -n shop"));
+        assert!(fitting(&["10.96.0.10:53"]).unwrap_err().contains("-n has no effect with 10.96.0.10:53"));
+        for accepted in [&["cart"][..], &["other/cart"], &[], &["10.96.0.10", "--client", "pod/web-0"]] {
+            fitting(accepted).unwrap();
         }
     }
 

@@ -28,6 +28,9 @@ pub(super) async fn run(
     mut printer: Printer,
     progress: &Arc<Progress>,
 ) -> anyhow::Result<Outcome> {
+    if args.nodes.client.is_none() {
+        server.without_namespace("a capture has every namespace").map_err(usage)?;
+    }
     let (mut session, objects) =
         Session::begin(server, &args.pods, Follows::Visits, &mut printer, progress).await?;
     let wish = args.nodes.wish(&session.namespace).map_err(usage)?;

@@ -9,7 +9,7 @@ use futures::{StreamExt as _, stream};
 
 use super::{
     AT_ONCE, Follows, Progress, Session, Visits,
-    args::{CheckArgs, Name, ServerArgs, name},
+    args::{CheckArgs, Name, ServerArgs, is_node, name},
     print, separated,
     target::resolve,
     trace::usage,
@@ -45,6 +45,9 @@ pub(super) async fn run(
     progress: &Arc<Progress>,
 ) -> anyhow::Result<Outcome> {
     args.nodes.fits(args.target.as_deref()).map_err(usage)?;
+    if args.nodes.client.is_none() && args.target.as_deref().is_none_or(is_node) {
+        server.without_namespace("without a Service, every namespace is checked").map_err(usage)?;
+    }
     let (mut session, objects) =
         Session::begin(server, &args.pods, Follows::Visits, &mut printer, progress).await?;
     let mut wish = args.nodes.wish(&session.namespace).map_err(usage)?;

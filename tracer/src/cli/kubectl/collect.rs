@@ -71,6 +71,11 @@ pub(super) async fn run(
     progress: &Arc<Progress>,
 ) -> anyhow::Result<Outcome> {
     let times = span(args.since, args.until, now()).map_err(usage)?;
+    if args.service.is_none() {
+        server
+            .without_namespace("without --service, the recordings of every agent are fetched")
+            .map_err(usage)?;
+    }
     let (session, objects) =
         Session::begin(server, &PodArgs::default(), Follows::Agents, &mut printer, progress).await?;
     let service = match &args.service {

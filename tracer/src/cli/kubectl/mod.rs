@@ -379,6 +379,9 @@ fn cleanup_command(namespace: &str) -> String {
 
 /// `kubectl viptrace cleanup`.
 async fn cleanup(args: &CleanupArgs, server: &ServerArgs, mut printer: Printer) -> anyhow::Result<Outcome> {
+    server
+        .without_namespace("--pod-namespace names the namespace of the plugin's Pods")
+        .map_err(trace::usage)?;
     let (client, _) = server.access().client().await?;
     let namespace = &args.pod_namespace;
     let CleanedUp { removed, in_use } =

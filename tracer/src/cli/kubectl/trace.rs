@@ -15,7 +15,7 @@ use kube::{Api, api::ListParams};
 
 use super::{
     Follows, Progress, Session,
-    args::{FollowArgs, Name, Plugin, ServerArgs, name},
+    args::{FollowArgs, Name, Plugin, ServerArgs, fits_namespace, name},
     target::{Filter, resolve},
     traces::{Objects, Results, Traces},
     with_session,
@@ -49,6 +49,7 @@ pub(super) async fn run(
     progress: &Arc<Progress>,
 ) -> anyhow::Result<Outcome> {
     args.nodes.fits(args.target.as_deref()).map_err(usage)?;
+    fits_namespace(server.namespace.as_deref(), args.target.as_deref(), &args.nodes).map_err(usage)?;
     args.pods.allow(args.duration).map_err(usage)?;
     let (mut session, objects) =
         Session::begin(server, &args.pods, Follows::VisitsOrAgents, &mut printer, progress).await?;
