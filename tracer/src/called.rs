@@ -44,8 +44,8 @@ const SHARED_VERBS: [&str; 7] = ["trace", "top", "check", "capture", "replay", "
 /// The flags of these verbs that only `viptrace` has.
 const OWN_FLAGS: [&str; 6] = ["--kernel", "--record ", "--recording", "--from", "--save", "--compare"];
 
-/// A text of the knowledge base or of a record, with its commands as the user types them. Pages and the records of an agent
-/// name `viptrace`: they cannot know who will read them.
+/// A text of the knowledge base or of a record, with its commands as the user types them. Man pages and records, also those of
+/// `-o json`, name `viptrace`: they cannot know who will read them, and programs compare records of nodes, agents and files.
 pub(crate) fn as_typed(text: &str) -> Cow<'_, str> {
     if is_by_plugin() { typed_by_plugin(text) } else { Cow::Borrowed(text) }
 }

@@ -17,9 +17,13 @@ use ring::digest::{SHA256, digest};
 
 use self::{timeline::Changes, writer::Html};
 use crate::{
+    called::as_typed,
     class::Class,
     incident::{Chapter, Story},
-    report::{outline, row::detail},
+    report::{
+        outline,
+        row::{self, detail},
+    },
     session::Ending,
     text::count,
     time::Timestamp,
@@ -201,12 +205,12 @@ impl Page<'_> {
             html.block("details", &[], |html| {
                 html.element("summary", &[], |html| {
                     html.text(format_args!("{}, as ", outline::title(class)));
-                    html.element("code", &[], |html| html.text(format_args!("viptrace explain {class}")));
+                    html.element("code", &[], |html| html.text(row::more(class)));
                     html.text(" prints it");
                 });
                 // A link to it opens the details.
                 html.element("pre", &[("id", &format_args!("class-{class}")), ("class", &"page")], |html| {
-                    html.lines(class.page());
+                    html.lines(&as_typed(class.page()));
                 });
             });
         }

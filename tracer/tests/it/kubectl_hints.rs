@@ -98,6 +98,16 @@ fn errors_and_hints_name_only_what_the_plugin_has() {
     }
     let wide = said(&["replay", recorded, "-o", "wide"]);
     assert!(wide.contains("affected: `kubectl viptrace trace --faults-only`"), "{wide}");
+    // The page is for people, as the story is. Records, also those in the page, are for programs, and name viptrace.
+    let page = said(&["replay", recorded, "-o", "html"]);
+    assert!(page.contains("<code>kubectl viptrace trace --faults-only</code>"), "{page}");
+    assert!(page.contains("<code>kubectl viptrace explain C17a</code>"), "{page}");
+    assert!(!page.contains("<code>viptrace explain") && !page.contains("<code>viptrace trace"), "{page}");
+    let record = said(&["replay", recorded, "-o", "json", "--quiet"]);
+    assert!(
+        record.contains("`viptrace trace --faults-only`") && !record.contains("kubectl viptrace"),
+        "{record}"
+    );
     let since = said(&["collect", "folder", "--since", "yesterday"]);
     assert!(since.contains("or 15m for so long ago") && !since.contains("recording"), "{since}");
     assert!(said(&["cleanup"]).contains("hint: give --kubeconfig FILE\n"));

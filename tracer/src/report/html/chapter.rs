@@ -7,6 +7,7 @@ use super::{
     writer::Html,
 };
 use crate::{
+    called::as_typed,
     incident::{Chapter, Names},
     report::{
         outline,
@@ -170,7 +171,7 @@ fn changes(html: &mut Html, page: Page<'_>, chapter: &Chapter) {
 fn to_do(html: &mut Html, verdict: &Verdict) {
     let mitigation = &verdict.mitigation;
     if mitigation.immediate.is_empty() {
-        html.leaf("p", &[], format!("look at the page of the class: viptrace explain {}", verdict.class));
+        html.leaf("p", &[], format!("look at the page of the class: {}", row::more(verdict.class)));
     } else {
         html.leaf("p", &[], "Each step has in front what it can do to running traffic.");
         html.block("ol", &[("class", &"steps")], |html| {
@@ -178,7 +179,7 @@ fn to_do(html: &mut Html, verdict: &Verdict) {
                 html.element("li", &[], |html| {
                     html.element("strong", &[("class", &"safety")], |html| html.text(safety));
                     let mut before = ": ";
-                    for step in steps(&text.replace('`', "")) {
+                    for step in steps(&as_typed(text).replace('`', "")) {
                         html.text(before);
                         sentence(html, &step);
                         before = if step.command.is_empty() { "; " } else { "" };
@@ -189,7 +190,7 @@ fn to_do(html: &mut Html, verdict: &Verdict) {
     }
     if !mitigation.long_term.is_empty() {
         html.leaf("h4", &[], "Later");
-        actions(html, &mitigation.long_term);
+        actions(html, &as_typed(&mitigation.long_term));
     }
 }
 
@@ -224,7 +225,7 @@ fn refutations(html: &mut Html, page: Page<'_>, verdict: &Verdict) {
     }
     if !verdict.unseen.is_empty() {
         html.leaf("h4", &[], "Not observed");
-        let unseen: Vec<String> = verdict.unseen.iter().map(ToString::to_string).collect();
+        let unseen: Vec<String> = verdict.unseen.iter().map(|unseen| as_typed(unseen).into_owned()).collect();
         list(html, &unseen, MAX_NAMES);
     }
     if !like.is_empty() {

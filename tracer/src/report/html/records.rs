@@ -1,7 +1,7 @@
 //! The records of a cause's failed flows, as a table.
 
 use super::{Page, table, time, writer::Html};
-use crate::{incident::Chapter, report::record_line, text::count, verdict::Verdict};
+use crate::{called, incident::Chapter, report::record_line, text::count, verdict::Verdict};
 
 /// The page has no further records once it has so many bytes.
 const MAX_BYTES: usize = 16 << 20;
@@ -28,7 +28,8 @@ pub(super) fn write(html: &mut Html, page: Page<'_>, chapter: &Chapter) {
     let left_out = chapter.flows.saturating_sub(shown);
     if left_out > 0 {
         let left_out = count(left_out, "further record");
-        html.leaf("p", &[], format!("{left_out} left out here: viptrace replay -o json prints all"));
+        let name = called::name();
+        html.leaf("p", &[], format!("{left_out} left out here: {name} replay -o json prints all"));
     }
 }
 
