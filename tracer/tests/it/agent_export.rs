@@ -148,10 +148,10 @@ fn a_receiver_that_is_gone_costs_records_beyond_the_queue() {
     let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let yaml = format!("sample: 1/1\ndrain: 1s\notlp: {{endpoint: 'http://{gone}', queue: 16}}\n");
     let mut agent = Agent::start(folder.path(), &source, &yaml);
-    let text = agent.scrape();
+    let dropped = |text: &str| sum(text, "viptrace_otlp_dropped_total", "signal=\"logs\"");
+    let text = agent.until(|text| dropped(text) > 0);
     let failed = sum(&text, "viptrace_faults_total", "") + sum(&text, "viptrace_unexplained_total", "");
-    assert!(sum(&text, "viptrace_otlp_dropped_total", "signal=\"logs\"") >= failed.saturating_sub(16 + 512));
-    assert!(sum(&text, "viptrace_otlp_dropped_total", "signal=\"logs\"") > 0);
+    assert!(dropped(&text) >= failed.saturating_sub(16 + 512));
     assert_eq!(sum(&text, "viptrace_ready", ""), 1);
     assert_eq!(agent.stop(), Some(0), "{}", agent.log);
     assert!(agent.log.contains("warn otlp: cannot send logs to http://127.0.0.1:"), "{}", agent.log);
