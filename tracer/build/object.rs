@@ -113,7 +113,7 @@ fn strip(object: &Path, stripped: &Path) -> Result<(), Box<dyn Error>> {
 }
 
 /// `.BTF.ext` with the list of functions only: its header has the offsets and lengths of the lists of functions, of lines and of
-/// relocated fields (`struct btf_ext_header`, tools/lib/bpf/libbpf_internal.h). The programs have none of the last.
+/// relocated fields (`struct btf_ext_header`, `tools/lib/bpf/libbpf_internal.h`). The programs have none of the last.
 fn without_lines(section: &[u8]) -> Option<Vec<u8>> {
     const HEADER_BYTES: usize = 4;
     const FUNCTIONS: usize = 8;
