@@ -269,7 +269,7 @@ impl<'a> Walker<'a> {
 
     /// Whether this is an address of the node. IPVS serves an address only if it is. If the addresses were not read,
     /// this returns true.
-    fn is_local(&self, probe: &Probe, destination: SocketAddr) -> bool {
+    pub(crate) fn is_local(&self, probe: &Probe, destination: SocketAddr) -> bool {
         if probe.local && destination.ip() == probe.destination.ip() {
             return true;
         }

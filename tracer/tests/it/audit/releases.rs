@@ -156,6 +156,33 @@ fn external_ips_of_1_23_do_not_masquerade_pods() {
 }
 
 #[test]
+fn connections_to_an_endpoint_on_the_nodes_network_are_not_masqueraded() {
+    let history = cluster_with(|_, object| {
+        if object["metadata"]["labels"]["kubernetes.io/service-name"] == "cart" {
+            for endpoint in object["endpoints"].as_array_mut().unwrap() {
+                if endpoint["addresses"][0] == "10.244.1.12" {
+                    endpoint["addresses"][0] = json!("192.0.2.11");
+                }
+            }
+        }
+    });
+    let of_node = |text: &str| replaced(text, "10.244.1.12", "192.0.2.11");
+    let check = |mut rules: Ruleset, mode| {
+        rules.addresses = Some(["192.0.2.11".parse().unwrap()].into());
+        found(&history, &rules, &node(mode, Some(Release(1, 36))))
+    };
+    // They enter the node, and no chain that masquerades is on their way.
+    let text = of_node(&saved("iptables"));
+    assert_eq!(check(iptables_of(&text), ProxyMode::Iptables), "");
+    let nftables = of_node(&read("kube-proxy/worker-1/nftables/nft-ruleset.json"));
+    assert_eq!(check(nftables_of(&nftables), ProxyMode::Nftables), "");
+    // Those to the other endpoints are.
+    let mark = "-d 10.96.10.10/32 -p tcp -m comment --comment \"shop/cart:http cluster IP\" -m tcp --dport 80 -j KUBE-MARK-MASQ";
+    let lines = check(iptables_of(&without(&text, mark)), ProxyMode::Iptables);
+    assert!(lines.contains("shop/cart:http") && lines.contains("are not masqueraded"), "{lines}");
+}
+
+#[test]
 fn a_local_policy_preserves_the_addresses_of_pods_in_kube_xlb_too() {
     let history = cluster_with(|file, object| {
         if file == "services.json" && object["metadata"]["name"] == "frontend" {

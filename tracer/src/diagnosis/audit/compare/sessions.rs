@@ -29,7 +29,12 @@ impl Comparison<'_> {
         let forwarded = || fate.branches.iter().filter(|branch| matches!(branch.end, End::Endpoint(_)));
         // A connection of an endpoint to itself is masqueraded in any case.
         let is_looped = |branch: &&Branch| matches!(branch.end, End::Endpoint(to) if to.ip() == probe.source);
-        let others = || forwarded().filter(|branch| !is_looped(branch));
+        // What is translated to an address of this node goes to INPUT, past the chains that masquerade. IPVS resends it.
+        let stays = |branch: &&Branch| match branch.end {
+            End::Endpoint(to) => self.writer != Writer::Ipvs && self.walker.is_local(probe, to),
+            _ => false,
+        };
+        let others = || forwarded().filter(|branch| !is_looped(branch) && !stays(branch));
         if let Some(wanted) = wanted {
             let wrong = others().filter(|branch| branch.masquerade != wanted).collect::<Vec<_>>();
             let all = wrong.len() == others().count();
