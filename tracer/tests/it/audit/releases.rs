@@ -156,6 +156,22 @@ fn external_ips_of_1_23_do_not_masquerade_pods() {
 }
 
 #[test]
+fn external_ips_of_an_old_release_are_for_connections_from_off_the_machine() {
+    let context = node(ProxyMode::Iptables, Some(Release(1, 17)));
+    let matched = "-A KUBE-SERVICES -d 203.0.113.50/32 -p tcp -m comment --comment \"shop/api:https external IP\" -m tcp \
+                   --dport 443";
+    let to_svc = "-j KUBE-SVC-OTVU7MV6PRR7MW2X";
+    let mask = format!("{matched} -j KUBE-MARK-MASQ");
+    let of_others = format!("{matched} -m physdev ! --physdev-is-in -m addrtype ! --src-type LOCAL {to_svc}");
+    let of_local = format!("{matched} -m addrtype --dst-type LOCAL {to_svc}");
+    let current = format!("{matched} -j KUBE-EXT-OTVU7MV6PRR7MW2X");
+    let text = replaced(&saved("iptables"), &current, &format!("{mask}\n{of_others}\n{of_local}"));
+    assert_eq!(found(&unchanged(), &iptables_of(&text), &context), "");
+    let lines = found(&unchanged(), &iptables_of(&without(&text, &of_others)), &context);
+    assert!(lines.contains("shop/api:https") && lines.contains("are not translated"), "{lines}");
+}
+
+#[test]
 fn connections_to_an_endpoint_on_the_nodes_network_are_not_masqueraded() {
     let history = cluster_with(|_, object| {
         if object["metadata"]["labels"]["kubernetes.io/service-name"] == "cart" {

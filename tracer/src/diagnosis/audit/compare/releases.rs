@@ -9,7 +9,10 @@ use crate::{
     diagnosis::audit::{Expectation, frame},
     net::Family,
     node::{ProxyMode, Release},
-    rules::{Base, End, HookPoint, NFTABLES_TABLE, Origin, Ruleset, Table, Writer, walk::Branch},
+    rules::{
+        Base, End, HookPoint, NFTABLES_TABLE, Origin, Rule, Ruleset, Step, Table, Writer, frontends::of_rule,
+        walk::Branch,
+    },
 };
 
 /// The priority at which OUTPUT translates (`NF_IP_PRI_NAT_DST`).
@@ -65,6 +68,9 @@ impl Comparison<'_> {
         if forwards && (self.drops_before_translation(tried) || self.drops_what_ipvs_resends(tried)) {
             others.push(Expectation::Dropped);
         }
+        if forwards && self.leaves_out_own_connections(tried) {
+            others.push(Expectation::Any);
+        }
         others
     }
 
@@ -90,6 +96,22 @@ impl Comparison<'_> {
             && tried.probe.origin == Origin::Node
             && Self::lacks_local_endpoint(tried)
             && tried.fate.branches.iter().all(is_early)
+    }
+
+    /// Old releases of iptables mode send to an external IP's endpoints only the connections from off the machine, and the
+    /// node's own ones to the external IP itself (`externalTrafficOnlyArgs` in `pkg/proxy/iptables/proxier.go`).
+    fn leaves_out_own_connections(&self, Tried { known, probe, fate, .. }: Tried<'_>) -> bool {
+        let nat = || self.rules.table_of(self.family, "nat");
+        let is_of_others = |rule: &Rule| {
+            rule.steps.contains(&Step::SourceLocal { negated: true }) && of_rule(rule) == Some(known.frontend)
+        };
+        self.context.mode == ProxyMode::Iptables
+            && known.via == Via::ExternalIp
+            && probe.origin == Origin::Node
+            && fate.branches.iter().all(|branch| branch.end == End::Passed)
+            && nat()
+                .and_then(|nat| nat.chain("KUBE-SERVICES"))
+                .is_some_and(|chain| chain.rules.iter().any(is_of_others))
     }
 
     /// Until kubernetes/kubernetes#110628 ipvs mode marks connections that no source range admits. IPVS resends the
