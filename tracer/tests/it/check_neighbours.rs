@@ -254,6 +254,34 @@ fn leftovers_of_kube_proxy_beside_its_replacement_are_a_warning() {
 }
 
 #[test]
+fn the_virtual_servers_of_kube_router_are_not_kube_proxys() {
+    let with = |device: &str| {
+        let node = without_process("{\"complete\": true}");
+        without_kube_proxy(&node);
+        for file in ["config.yaml", "nft-ruleset.json", "nft-ruleset.txt"] {
+            node.remove(&format!("node/{file}"));
+        }
+        node.write("node/iptables-save.txt", NO_RULES);
+        node.write("node/ip6tables-save.txt", NO_RULES);
+        node.write("node/ip-addr.json", &format!("[{{\"ifname\": \"eth0\"}}{device}]"));
+        let servers = "-A -t 10.96.10.10:80 -s rr\n-a -t 10.96.10.10:80 -r 10.244.1.11:8080 -m -w 1\n";
+        node.write("node/ipvsadm-save.txt", servers);
+        node
+    };
+    let of_kube_router = with(", {\"ifname\": \"kube-dummy-if\"}");
+    let report = of_kube_router.check();
+    assert_eq!(besides(&report), [""; 0], "{:#?}", report.findings);
+    assert!(only(&report, Class::K1).root_cause.contains("kube-router"), "{:#?}", report.findings);
+    // Without the process list too, which a folder of a must-gather lacks.
+    of_kube_router.remove("node/kube-proxy.process.json");
+    let report = of_kube_router.check();
+    assert_eq!(besides(&report), [""; 0], "{:#?}", report.findings);
+    // The servers of kube-proxy that remain beside kube-router.
+    let left = with(", {\"ifname\": \"kube-dummy-if\"}, {\"ifname\": \"kube-ipvs0\"}").check();
+    assert!(besides(&left).contains(&"C10".to_owned()), "{:#?}", left.findings);
+}
+
+#[test]
 fn a_dead_kube_proxy_beside_a_cni_is_a_fault() {
     let node = without_process("{\"complete\": true}");
     node.write("node/ip-addr.json", CILIUM);

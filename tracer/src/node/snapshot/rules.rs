@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{Capture, Gap, Kind, ProxyMode, Reader, Reason, Snapshot};
 use crate::{
     net::Family,
-    node::interfaces::IPVS_DEVICE,
+    node::interfaces::{Dataplane, IPVS_DEVICE},
     rules::{
         IPTABLES_TABLES, Ruleset, Table, Writer, chains, frontends, ipset, iptables, ipvs, nftables,
         walk::Walker,
@@ -188,13 +188,22 @@ impl Snapshot {
         self.interfaces.as_ref().is_some_and(|list| list.get(IPVS_DEVICE).is_some())
     }
 
+    /// Whether the virtual servers are those of kube-router's service proxy, which has an interface of its own for the
+    /// addresses of Services (`KubeDummyIf` in `pkg/controllers/proxy/network_services_controller.go`). kube-proxy's ipvs mode
+    /// has kube-ipvs0.
+    fn has_servers_of_kube_router(&self) -> bool {
+        self.other_dataplane == Some(Dataplane::KubeRouter) && !self.has_ipvs_device()
+    }
+
     /// Whether there are rules that kube-proxy writes only in this mode, reached or not.
     pub fn has_rules_of(&self, mode: ProxyMode) -> Presence {
         let here = match mode {
             // Without any endpoint in the cluster, only rules that refuse name Services.
             ProxyMode::Iptables => service_chains(&self.rules) > 0 || names_services(&self.rules),
             ProxyMode::Nftables => self.rules.tables.iter().any(|table| table.writer == Writer::Nftables),
-            ProxyMode::Ipvs => self.rules.servers.iter().flatten().next().is_some(),
+            ProxyMode::Ipvs => {
+                self.rules.servers.iter().flatten().next().is_some() && !self.has_servers_of_kube_router()
+            }
         };
         // Many nodes have no IPv6, and their folders no list of it; IPv4's list is required.
         let [v4, v6] = [Family::Ipv4, Family::Ipv6].map(|family| self.listings.of(mode, family));
@@ -279,7 +288,10 @@ impl Snapshot {
     }
 
     fn presence(&self, family: Family) -> Presence {
-        let writers = self.rules.writers(family);
+        let mut writers = self.rules.writers(family);
+        if self.has_servers_of_kube_router() {
+            writers.retain(|writer| *writer != Writer::Ipvs);
+        }
         // IPVS needs no chain that leads to it.
         if writers.contains(&Writer::Ipvs)
             || !writers.is_empty() && Walker::new(&self.rules, family).enters_any()
