@@ -402,6 +402,15 @@ fn a_node_in_ipvs_mode_needs_its_device_with_every_address() {
     let renamed = node();
     renamed.edit("node/ip-addr.json", |text| text.replace("kube-ipvs0", "kube-ipvs1"));
     assert!(only(&renamed.check(), Class::C11).root_cause.contains("kube-ipvs0 is missing"));
+    // Without any address, or without the device, one finding covers all Services and their rules.
+    let emptied = node();
+    emptied.edit("node/ip-addr.json", |text| text.replace("10.96.", "10.98."));
+    assert!(only(&emptied.check(), Class::C11).root_cause.contains("9 Services are not on kube-ipvs0"));
+    for broken in [&emptied, &renamed] {
+        let report = broken.check();
+        let reach = |text: &&String| text.contains("C5 ") || *text == "C5";
+        assert!(besides(&report).iter().find(reach).is_none(), "{:#?}", report.findings);
+    }
     let unset = node();
     unset.edit("node/sysctl.txt", |text| {
         text.replace("net.ipv4.vs.expire_nodest_conn = 1", "net.ipv4.vs.expire_nodest_conn = 0")

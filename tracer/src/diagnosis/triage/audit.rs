@@ -25,9 +25,9 @@ use crate::{
 };
 
 /// The most Services of one cause that get a finding each. If there are more, the node gets one finding.
-const MAX_SERVICES: usize = 8;
+pub(super) const MAX_SERVICES: usize = 8;
 /// The most differences quoted as evidence of one finding; the others are counted.
-const MAX_QUOTED: usize = 6;
+pub(super) const MAX_QUOTED: usize = 6;
 
 /// Compares the rules with the API if both are known. Returns the reasons why it could not.
 pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) -> Vec<String> {
@@ -261,6 +261,8 @@ fn whole_node(facts: &Facts, discrepancies: &[Named<'_>], findings: &mut Vec<Fin
                 && finding.level == Level::Fault
                 && (finding.class == class
                     || is_frame && matches!(finding.class, Class::C1 | Class::C5e | Class::C11 | Class::C9)
+                    // IPVS sees no packet to an address that is not on kube-ipvs0.
+                    || found.aspect == Aspect::Reach && finding.class == Class::C11
                     || is_frame && matches!(finding.class, Class::C2 | Class::C5) && facts.never_wrote())
         };
         if let Some(cause) = findings.iter_mut().find(explains) {

@@ -2,10 +2,14 @@
 //!
 //! Owns the conclusions from the presence of rules. The audit checks each rule.
 
-use super::{Facts, Finding, Level, sync};
+use super::{
+    Facts, Finding, Level,
+    audit::{MAX_QUOTED, MAX_SERVICES},
+    sync,
+};
 use crate::{
     class::{Class, Confidence, Severity, action},
-    cluster::Address,
+    cluster::{Address, model::Service},
     node::{Presence, ProxyMode, interfaces::IPVS_DEVICE},
     rules::{VirtualServer, Writer},
     text::{count, length},
@@ -214,37 +218,51 @@ fn ipvs_device(facts: &Facts, findings: &mut Vec<Finding>) {
     }
     let Some(history) = facts.services() else { return };
     let virtual_servers = facts.node.rules.servers.as_deref().unwrap_or_default();
-    for service in history.services().filter(|service| !service.headless && facts.serves(service)) {
-        let missing: Vec<String> = service
+    let lacks = |service: &Service| -> Vec<String> {
+        service
             .cluster_ips
             .iter()
             .filter(|ip| virtual_servers.iter().any(|server| server.address.ip() == **ip))
             .filter(|ip| !device.addresses.iter().any(|(address, _)| address == *ip))
             .filter(|ip| ip.is_ipv4() || device.addresses.iter().any(|(address, _)| address.is_ipv6()))
             .map(ToString::to_string)
-            .collect();
-        if !missing.is_empty() {
-            findings.push(
-                Finding::new(
-                    Class::C11,
-                    format!(
-                        "{}: its address {} is not on kube-ipvs0: its packets leave the node unserved",
-                        service.key,
-                        missing.join(", ")
-                    ),
-                )
-                .severity(Severity::High)
-                .service(&service.key, "*")
-                .node(
-                    None,
-                    format!(
-                        "kube-ipvs0 has {}, not {}",
-                        count(device.addresses.len(), "address"),
-                        missing.join(", ")
-                    ),
-                )
-                .now(&[action::RESTORE_DEVICE]),
-            );
+            .collect()
+    };
+    let services = history.services().filter(|service| !service.headless && facts.serves(service));
+    let lacking: Vec<_> = services.map(|service| (service, lacks(service))).collect();
+    let lacking: Vec<_> = lacking.into_iter().filter(|(_, missing)| !missing.is_empty()).collect();
+    let held = count(device.addresses.len(), "address");
+    if lacking.len() > MAX_SERVICES {
+        let named: Vec<String> =
+            lacking.iter().take(MAX_QUOTED).map(|(service, _)| service.key.to_string()).collect();
+        let detail = format!(
+            "the addresses of {} Services are not on kube-ipvs0: their packets leave the node unserved: {} and {} more",
+            lacking.len(),
+            named.join(", "),
+            lacking.len() - named.len()
+        );
+        let mut finding = Finding::new(Class::C11, detail).now(&[action::RESTORE_DEVICE]);
+        for (service, missing) in lacking.iter().take(MAX_QUOTED) {
+            let missing = missing.join(", ");
+            finding = finding.node(None, format!("kube-ipvs0 has {held}, not {missing} of {}", service.key));
         }
+        findings.push(finding);
+        return;
+    }
+    for (service, missing) in lacking {
+        let missing = missing.join(", ");
+        findings.push(
+            Finding::new(
+                Class::C11,
+                format!(
+                    "{}: its address {missing} is not on kube-ipvs0: its packets leave the node unserved",
+                    service.key
+                ),
+            )
+            .severity(Severity::High)
+            .service(&service.key, "*")
+            .node(None, format!("kube-ipvs0 has {held}, not {missing}"))
+            .now(&[action::RESTORE_DEVICE]),
+        );
     }
 }
