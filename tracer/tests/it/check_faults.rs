@@ -181,6 +181,14 @@ fn rules_that_were_written_and_are_gone_were_flushed() {
     let report = node.check();
     assert!(only(&report, Class::C5e).root_cause.contains("they are gone"), "{:#?}", report.findings);
     assert_eq!(report.findings[0].class, Class::C5e, "{:#?}", report.findings);
+    // Felix of Calico's eBPF dataplane removes them.
+    let names_calico = |node: &Gathered| {
+        let report = node.check();
+        format!("{:?}", only(&report, Class::C5e)).contains("interfaces of Calico's eBPF dataplane exist")
+    };
+    assert!(!names_calico(&node));
+    node.write("node/ip-addr.json", "[{\"ifname\": \"eth0\"}, {\"ifname\": \"bpfin.cali\"}]");
+    assert!(names_calico(&node));
 }
 
 #[test]

@@ -183,6 +183,11 @@ fn none(facts: &Facts, findings: &mut Vec<Finding>) {
             .confidence(Confidence::Medium)
             .unobserved("whether kube-proxy has ever written them: its metrics have no time of a sync");
     }
+    // Calico's removes kube-proxy's rules (`bpfKubeProxyIptablesCleanupEnabled` of Felix).
+    if let Some(name) = facts.node.other_dataplane {
+        let exist = format!("interfaces of {name} exist: it may serve Services instead of kube-proxy");
+        finding = finding.against(EvidenceType::Node, None, exist);
+    }
     findings.push(finding);
 }
 
