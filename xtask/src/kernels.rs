@@ -32,11 +32,6 @@ impl Series {
     pub(crate) fn has_kprobe_multi(&self) -> bool {
         !matches!(self.name, "5.10" | "6.1")
     }
-
-    /// Whether it preempts the programs of fentry and tracepoints, so that copies stand in.
-    pub(crate) fn preempts_programs(&self) -> bool {
-        matches!(self.name, "6.12-rt" | "7.2")
-    }
 }
 
 /// Debian 11's kernel, Debian 12's own, the newer one in Debian 12's security archive, its `PREEMPT_RT` build, and the
