@@ -228,6 +228,7 @@ pub struct Decision {
     /// Its standing with the limits of failures: 0 until one meets it.
     pub standing: u32,
     pub reserved: u32,
+    /// As in [`ConntrackRecord::ct_head`]. The words that nothing reads are 0.
     pub ct_head: [u32; CT_HEAD_BYTES / 4],
 }
 
