@@ -23,6 +23,7 @@ mod index;
 pub mod ipset;
 pub mod iptables;
 pub mod ipvs;
+pub(crate) mod mark;
 mod names;
 pub mod nftables;
 mod saved;

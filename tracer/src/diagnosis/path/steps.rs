@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 
 use super::record::{Step, StepKind};
 use crate::rules::{
-    Base, Chain, Rule, Ruleset, Step as Part, Table, Verdict, text,
+    Base, Chain, Rule, Ruleset, Step as Part, Table, Verdict,
+    mark::Marks,
+    text,
     walk::{Note, Place},
 };
 
@@ -172,21 +174,13 @@ fn effect(found: &Found<'_>, chosen: Option<&Verdict>, state: &mut State) -> Opt
     let mut effects = Vec::new();
     for part in &found.rule.steps {
         match part {
-            Part::SetMark { clear, toggle } => {
-                state.mark = (state.mark & !clear) ^ toggle;
-                effects.push(format!("mark {:#x}", state.mark));
+            Part::SetMark { .. } | Part::RestoreMark { .. } => {
+                state.marks.apply(part);
+                effects.push(format!("mark {:#x}", state.marks.packet.bits));
             }
-            Part::SetConnMark { clear, toggle } => {
-                state.connmark = (state.connmark & !clear) ^ toggle;
-                effects.push(format!("mark of the connection {:#x}", state.connmark));
-            }
-            Part::SaveMark { clear, keep } => {
-                state.connmark = (state.connmark & !clear) ^ (state.mark & keep);
-                effects.push(format!("mark of the connection {:#x}", state.connmark));
-            }
-            Part::RestoreMark { clear, keep } => {
-                state.mark = (state.mark & !clear) ^ (state.connmark & keep);
-                effects.push(format!("mark {:#x}", state.mark));
+            Part::SetConnMark { .. } | Part::SaveMark { .. } => {
+                state.marks.apply(part);
+                effects.push(format!("mark of the connection {:#x}", state.marks.connection.bits));
             }
             Part::Remember(list) => effects.push(format!("the client is added to {list}")),
             Part::NoTrack => effects.push("conntrack and NAT ignore it".to_owned()),
@@ -244,12 +238,11 @@ fn name_of(table: &Table) -> String {
     format!("{} {}", table.writer, table.name)
 }
 
-/// The hook and the mark on the way.
+/// The hook and the marks on the way.
 #[derive(Default)]
 struct State {
     base: Option<Base>,
-    mark: u32,
-    connmark: u32,
+    marks: Marks,
 }
 
 impl State {

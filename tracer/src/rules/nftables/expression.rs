@@ -323,15 +323,15 @@ fn range(value: &Value<'_>) -> Option<AddressRange> {
     }
 }
 
-/// A new mark as `(packet's & packet) ^ (connection's & connection) ^ toggle`.
+/// The value that a statement gives to a mark: `(packet's & packet) ^ (connection's & connection) ^ toggle`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Mark {
+struct NewMark {
     packet: u32,
     connection: u32,
     toggle: u32,
 }
 
-impl Mark {
+impl NewMark {
     fn of(value: &Value<'_>) -> Option<Self> {
         let nothing = Self { packet: 0, connection: 0, toggle: 0 };
         if let Some(toggle) = number(value) {
@@ -393,7 +393,7 @@ impl Mark {
 fn mangle(body: &Value<'_>, is_ours: bool, steps: &mut Steps) -> Option<Step> {
     let key = body.member("key")?;
     if is_mark(key) {
-        let Mark { packet, connection, toggle } = Mark::of(body.member("value")?)?;
+        let NewMark { packet, connection, toggle } = NewMark::of(body.member("value")?)?;
         if connection == 0 {
             return Some(Step::SetMark { clear: !packet, toggle });
         }
@@ -404,7 +404,7 @@ fn mangle(body: &Value<'_>, is_ours: bool, steps: &mut Steps) -> Option<Step> {
         return None;
     }
     if is_connmark(key) {
-        let Mark { packet, connection, toggle } = Mark::of(body.member("value")?)?;
+        let NewMark { packet, connection, toggle } = NewMark::of(body.member("value")?)?;
         if packet == 0 {
             return Some(Step::SetConnMark { clear: !connection, toggle });
         }

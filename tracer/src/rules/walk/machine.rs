@@ -131,28 +131,12 @@ impl<'w, 'a, 'p, O: Observer> Run<'w, 'a, 'p, O> {
                 match step {
                     Step::Harmless => {}
                     Step::NoTrack => way.state.untracked = true,
-                    Step::SetMark { clear, toggle } => {
-                        way.state.mark = (way.state.mark & !clear) ^ toggle;
-                        way.state.unknown_mark &= !clear;
-                    }
-                    Step::SetConnMark { clear, toggle } => {
-                        let (mark, unknown) = way.state.connmark;
-                        way.state.connmark = ((mark & !clear) ^ toggle, unknown & !clear);
-                    }
-                    Step::SaveMark { clear, keep } => {
-                        let (mark, unknown) = way.state.connmark;
-                        way.state.connmark = (
-                            (mark & !clear) ^ (way.state.mark & keep),
-                            (unknown & !clear) | (way.state.unknown_mark & keep),
-                        );
-                    }
                     // Conntrack's mark is not read for a packet that it ignores (connmark_tg in net/netfilter/xt_connmark.c).
                     Step::RestoreMark { .. } if way.state.untracked => {}
-                    Step::RestoreMark { clear, keep } => {
-                        let (mark, unknown) = way.state.connmark;
-                        way.state.mark = (way.state.mark & !clear) ^ (mark & keep);
-                        way.state.unknown_mark = (way.state.unknown_mark & !clear) | (unknown & keep);
-                    }
+                    Step::SetMark { .. }
+                    | Step::SetConnMark { .. }
+                    | Step::SaveMark { .. }
+                    | Step::RestoreMark { .. } => way.state.marks.apply(step),
                     Step::Remember(list) => way.state.remembers = Some(list.clone()),
                     Step::Chance(chance) => {
                         let rest = way.state.weight * (1.0 - chance);
@@ -235,10 +219,12 @@ impl<'w, 'a, 'p, O: Observer> Run<'w, 'a, 'p, O> {
                         After::Stopped(stop) => return Some(stop),
                     },
                     Step::ByState(of) => {
-                        let verdict = match () {
-                            () if way.state.untracked => &of.untracked,
-                            () if self.observer.is_reply() => &of.established,
-                            () => &of.new,
+                        let verdict = if way.state.untracked {
+                            &of.untracked
+                        } else if self.observer.is_reply() {
+                            &of.established
+                        } else {
+                            &of.new
                         };
                         let Some(verdict) = verdict else { continue 'rules };
                         let taken = || Some(verdict.clone());
@@ -393,7 +379,9 @@ fn own_mark<T>(table: &Table, rule: &Rule, at: usize, condition: &Step, state: &
         _ => None,
     };
     if let Some((clear, toggle)) = mark {
-        state.own = Some((host, (state.mark & !clear) ^ toggle));
+        let mut own = state.marks.packet;
+        own.set(clear, toggle);
+        state.own = Some((host, own.bits));
     }
 }
 

@@ -36,8 +36,8 @@ impl<O: Observer> Run<'_, '_, '_, O> {
                 listed != *negated
             }
             Step::Mark { value, mask, negated } => {
-                let Some(is) = is_marked((state.mark, state.unknown_mark), *value, *mask) else {
-                    return self.unknown(Unknown::Condition(text::step(condition, table).into()));
+                let Some(is) = state.marks.packet.is(*value, *mask) else {
+                    return self.not_known(condition, table);
                 };
                 is != *negated
             }
@@ -46,7 +46,7 @@ impl<O: Observer> Run<'_, '_, '_, O> {
             }
             Step::Interface { name, negated } => {
                 let Some(device) = self.device_in(state) else {
-                    return self.unknown(Unknown::Condition(text::step(condition, table).into()));
+                    return self.not_known(condition, table);
                 };
                 is_device(name, device) != *negated
             }
@@ -62,24 +62,24 @@ impl<O: Observer> Run<'_, '_, '_, O> {
                     return self.unknown(Unknown::Ipset(of.set.clone()));
                 };
                 if !self.fill_sides(state, set, &of.sides) {
-                    return self.unknown(Unknown::Condition(text::step(condition, table).into()));
+                    return self.not_known(condition, table);
                 }
                 self.is_in(set)? != of.negated
             }
             step if !O::WHOLE && step.is_foreign() => {
-                return self.unknown(Unknown::Condition(text::step(step, table).into()));
+                return self.not_known(step, table);
             }
             Step::Devices { out, names, negated } => {
                 let device = if *out { self.device_out(state) } else { self.device_in(state) };
                 let Some(device) = device else {
-                    return self.unknown(Unknown::Condition(text::step(condition, table).into()));
+                    return self.not_known(condition, table);
                 };
                 names.iter().any(|name| is_device(name, device)) != *negated
             }
             Step::Ports { source, ranges, negated } => {
                 let port = if *source { self.observer.source_port() } else { Some(state.destination.port()) };
                 let Some(port) = port else {
-                    return self.unknown(Unknown::Condition(text::step(condition, table).into()));
+                    return self.not_known(condition, table);
                 };
                 ranges.iter().any(|(first, last)| (*first..=*last).contains(&port)) != *negated
             }
@@ -94,12 +94,11 @@ impl<O: Observer> Run<'_, '_, '_, O> {
                 let flags = if self.observer.is_reply() { 0x12 } else { 0x02 };
                 (flags & mask == *set && self.probe.protocol == Protocol::TCP) != *negated
             }
+            // A packet that conntrack ignores has no entry with a mark (connmark_mt in net/netfilter/xt_connmark.c).
+            Step::ConnMark { .. } if state.untracked => false,
             Step::ConnMark { value, mask, negated } => {
-                // A packet that conntrack ignores has no entry with a mark (connmark_mt in net/netfilter/xt_connmark.c).
-                let is =
-                    if state.untracked { Some(*negated) } else { is_marked(state.connmark, *value, *mask) };
-                let Some(is) = is else {
-                    return self.unknown(Unknown::Condition(text::step(condition, table).into()));
+                let Some(is) = state.marks.connection.is(*value, *mask) else {
+                    return self.not_known(condition, table);
                 };
                 is != *negated
             }
@@ -127,6 +126,11 @@ impl<O: Observer> Run<'_, '_, '_, O> {
         };
         let is_local = self.walker.is_local(self.probe, SocketAddr::new(to, state.destination.port()));
         if is_local { Some(LOOPBACK) } else { self.observer.device_to(to) }
+    }
+
+    /// Notes a condition for which a fact is missing.
+    fn not_known(&mut self, condition: &Step, table: &Table) -> Option<bool> {
+        self.unknown(Unknown::Condition(text::step(condition, table).into()))
     }
 
     fn unknown(&mut self, what: Unknown) -> Option<bool> {
@@ -184,18 +188,6 @@ impl<O: Observer> Run<'_, '_, '_, O> {
 
 /// The device of packets from the node to itself.
 const LOOPBACK: &str = "lo";
-
-/// Whether the mark has this value in the bits of the mask. `None` if bits that decide are not known.
-const fn is_marked((bits, unknown): (u32, u32), value: u32, mask: u32) -> Option<bool> {
-    let known = mask & !unknown;
-    if value & !mask != 0 || (bits ^ value) & known != 0 {
-        Some(false)
-    } else if known == mask {
-        Some(true)
-    } else {
-        None
-    }
-}
 
 /// Whether a rule's name of an interface, which may end in a wildcard, means this one.
 pub(super) fn is_device(pattern: &str, name: &str) -> bool {

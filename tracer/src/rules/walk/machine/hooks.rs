@@ -5,6 +5,7 @@ use std::{net::IpAddr, ops::RangeInclusive, rc::Rc};
 use super::{Observer, Run, State, Stop, decide};
 use crate::rules::{
     Destination, HookPoint, Name, VirtualServer, Writer,
+    mark::{Mark, Marks},
     walk::{Branch, End, Entry, Link, Note, Origin, Sticky},
 };
 
@@ -16,10 +17,11 @@ impl<'a, O: Observer> Run<'_, 'a, '_, O> {
             source: probe.source,
             destination: probe.destination,
             translated: false,
-            mark: 0,
-            unknown_mark: 0,
-            // A new connection's entry has no mark; the marks of known ones are not listed.
-            connmark: (0, if self.observer.is_reply() { u32::MAX } else { 0 }),
+            marks: Marks {
+                packet: Mark::default(),
+                // A new connection's entry has no mark; the marks of known ones are not listed.
+                connection: Mark { bits: 0, unknown: if self.observer.is_reply() { u32::MAX } else { 0 } },
+            },
             masquerade: false,
             own: None,
             remembers: None,
@@ -131,8 +133,10 @@ impl<'a, O: Observer> Run<'_, 'a, '_, O> {
         }
         let hairpin = (self.probe.hairpin && !O::WHOLE).then(|| {
             let own = state.destination.ip();
-            let mark = state.own.filter(|(source, _)| *source == own).map_or(state.mark, |(_, mark)| mark);
-            let looped = State { source: own, mark, ..state.clone() };
+            let mut looped = State { source: own, ..state.clone() };
+            if let Some((_, mark)) = state.own.filter(|(source, _)| *source == own) {
+                looped.marks.packet.bits = mark;
+            }
             // This packet is a supposition: if a rule stops it, that is no end of the probe.
             let (branches, sticky) = (self.fate.branches.len(), self.fate.sticky.len());
             let masquerades = self.hook(HookPoint::Postrouting, looped).iter().any(|state| state.masquerade);
@@ -156,7 +160,7 @@ impl<'a, O: Observer> Run<'_, 'a, '_, O> {
             weight: state.weight,
             end,
             masquerade: state.masquerade,
-            mark: state.mark,
+            mark: state.marks.packet.bits,
             hairpin,
             remembers: state.remembers,
             trail: trail_of,

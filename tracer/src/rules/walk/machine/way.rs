@@ -9,6 +9,7 @@ use std::{
 
 use crate::rules::{
     HookPoint, Name, Writer,
+    mark::Marks,
     walk::{Link, Trail, machine::Stop},
 };
 
@@ -25,11 +26,7 @@ pub(super) struct State<T> {
     pub(super) source: IpAddr,
     pub(super) destination: SocketAddr,
     pub(super) translated: bool,
-    pub(super) mark: u32,
-    /// The bits of the mark that are not known.
-    pub(super) unknown_mark: u32,
-    /// The mark of its conntrack entry, and the bits of it that are not known.
-    pub(super) connmark: (u32, u32),
+    pub(super) marks: Marks,
     pub(super) masquerade: bool,
     /// The mark that a packet from this source would have.
     pub(super) own: Option<(IpAddr, u32)>,
