@@ -18,6 +18,8 @@ use crate::{
     filter, globals, messages, output, recorder,
 };
 
+// By fentry, it is the rest of the copy that was chosen.
+at_entry!(confirm, confirm_chosen, on_confirm);
 at_entry!(nat_setup, nat_setup_fentry, on_nat_setup);
 at_entry!(resolve_clash, resolve_clash_fentry, on_resolve_clash);
 at_entry!(kill_acct, kill_acct_fentry, on_kill_acct);
@@ -43,19 +45,8 @@ impl Note {
     }
 }
 
-/// `__nf_conntrack_confirm(skb)`, at entry: the tuples are final, POSTROUTING's NAT included. It also runs for
-/// ICMP errors and other related packets that carry the same entry; those are not `IP_CT_NEW`.
-#[kprobe]
-pub(crate) fn confirm(ctx: ProbeContext) -> u32 {
-    let nfct = nfct_behind(&ctx, 0);
-    if is_new(nfct) {
-        on_confirm(&ctx, nfct);
-    }
-    0
-}
-
-/// Unlike a kprobe's, this program may be preempted, so it has copies. They only choose the one that reports the entry: the
-/// verifier reads a program again for each copy of it.
+/// Unlike a kprobe's, a program of the confirmation by fentry may be preempted, so it has copies. They only choose the one that
+/// reports the entry: the verifier reads a program again for each copy of it.
 #[fentry]
 pub(crate) fn confirm_fentry(ctx: FEntryContext) -> i32 {
     choose(&ctx, 0);
@@ -91,25 +82,12 @@ fn choose(ctx: &FEntryContext, copy: u32) {
     output::count_lost_here(Hook::Confirm as u32);
 }
 
-/// The rest of the copy that was chosen.
-#[fentry]
-pub(crate) fn confirm_chosen(ctx: FEntryContext) -> i32 {
-    let nfct = nfct_behind(&ctx, 0);
-    if is_new(nfct) {
-        on_confirm(&ctx, nfct);
-    }
-    0
-}
-
-/// Whether the packet is the first of its entry.
+/// `__nf_conntrack_confirm(skb)`, at entry: the tuples are final, POSTROUTING's NAT included. It also runs for
+/// ICMP errors and other related packets that carry the same entry; those are not `IP_CT_NEW`.
 #[inline(always)]
-fn is_new(nfct: u64) -> bool {
-    nfct & 7 == u64::from(IP_CT_NEW)
-}
-
-#[inline(always)]
-fn on_confirm(ctx: &impl Entry, nfct: u64) {
-    if recorder::on() && !recorder::keep(nfct & !7) {
+fn on_confirm(ctx: &impl Entry) {
+    let nfct = nfct_behind(ctx, 0);
+    if nfct & 7 != u64::from(IP_CT_NEW) || recorder::on() && !recorder::keep(nfct & !7) {
         return;
     }
     report(

@@ -228,8 +228,8 @@ pub(crate) fn forget<T: Scalar>(numbers: &mut T) -> bool {
 /// `to` must be valid for a write of `N` bytes, which may be uninitialised before.
 #[inline(always)]
 pub(crate) unsafe fn copy<const N: usize>(to: *mut [u8; N], address: u64) -> bool {
-    // SAFETY: the helper writes `N` bytes to `to`, as the caller promises it may, and checks the address that it reads.
-    unsafe { bpf_probe_read_kernel(to.cast(), N as u32, ptr::with_exposed_provenance(address as usize)) == 0 }
+    // SAFETY: as the caller promises.
+    unsafe { copy_bytes(to.cast(), N as u32, address) }
 }
 
 /// The same for a number of bytes that the verifier knows.
@@ -239,7 +239,7 @@ pub(crate) unsafe fn copy<const N: usize>(to: *mut [u8; N], address: u64) -> boo
 /// `to` must be valid for a write of so many bytes, which may be uninitialised before.
 #[inline(always)]
 pub(crate) unsafe fn copy_bytes(to: *mut u8, bytes: u32, address: u64) -> bool {
-    // SAFETY: as in `copy`.
+    // SAFETY: the helper writes so many bytes to `to`, as the caller promises it may, and checks the address that it reads.
     unsafe { bpf_probe_read_kernel(to.cast(), bytes, ptr::with_exposed_provenance(address as usize)) == 0 }
 }
 
