@@ -346,8 +346,8 @@ impl Layout {
             Some(begin / WORD_BYTES..end.div_ceil(WORD_BYTES))
         });
         let words = places.flatten().fold(0_u32, |words, place| words | 1 << place);
-        let begin = words.checked_ilog2().map_or(0, |_| words.trailing_zeros());
-        let end = words.checked_ilog2().map_or(0, |last| last + 1);
+        let end = u32::BITS - words.leading_zeros();
+        let begin = words.trailing_zeros().min(end);
         let bytes_of = |words: u32| words * WORD_BYTES as u32;
         Kept { from: bytes_of(begin), bytes: bytes_of(end - begin), words }
     }

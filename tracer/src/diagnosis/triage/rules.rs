@@ -234,8 +234,10 @@ fn ipvs_device(facts: &Facts, findings: &mut Vec<Finding>) {
             .collect()
     };
     let services = history.services().filter(|service| !service.headless && facts.serves(service));
-    let lacking: Vec<_> = services.map(|service| (service, lacks(service))).collect();
-    let lacking: Vec<_> = lacking.into_iter().filter(|(_, missing)| !missing.is_empty()).collect();
+    let lacking: Vec<_> = services
+        .map(|service| (service, lacks(service)))
+        .filter(|(_, missing)| !missing.is_empty())
+        .collect();
     let held = count(device.addresses.len(), "address");
     if lacking.len() > MAX_SERVICES {
         let named: Vec<String> =
