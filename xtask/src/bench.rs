@@ -234,8 +234,8 @@ struct Budget {
     at_most: f64,
 }
 
-/// What viptrace may cost (`docs/costs.md`): of a connection what it costs now with room for the noise, so that a dearer program is
-/// noticed, where the targets are lower; and the targets themselves.
+/// The most that viptrace may cost (`docs/costs.md`): for attaching and a full trace's own work the targets, and for the rest its
+/// present cost with room for the noise, so that a dearer program is noticed. The targets of the rest are lower.
 const BUDGETS: [Budget; 6] = [
     Budget { measure: "crr_median_ns", tool: "failures", at_most: 1.015 },
     Budget { measure: "crr_median_ns", tool: "full", at_most: 1.035 },

@@ -466,7 +466,7 @@ impl Command {
     }
 }
 
-/// What a command in a Pod writes.
+/// The output of a command in a Pod.
 struct Lines {
     pod: String,
     output: Box<dyn Stream<Item = Result<String, wire::WireError>> + Send + Unpin>,

@@ -82,7 +82,7 @@ pub fn parse_whole(text: &str) -> Result<Ruleset, ParseError> {
     }
 }
 
-/// Whether the set may be one of kube-proxy's. What is not understood of another is a part that only its own rules need.
+/// Whether the set may be one of kube-proxy's. A part of another that is not understood is needed by that program's rules only.
 fn is_kube_proxys(name: &str) -> bool {
     name.starts_with("KUBE-")
 }

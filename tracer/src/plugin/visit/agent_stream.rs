@@ -36,7 +36,7 @@ pub(crate) struct Handed {
     pub(crate) verdict: Box<Verdict>,
 }
 
-/// What an agent hands out: verdicts of failed and of sampled flows.
+/// The verdicts that an agent hands out: those of failed and of sampled flows.
 pub(crate) struct AgentStream {
     verdicts: Verdicts,
     _alive: Option<Alive>,

@@ -29,7 +29,8 @@ impl Comparison<'_> {
         let forwarded = || fate.branches.iter().filter(|branch| matches!(branch.end, End::Endpoint(_)));
         // A connection of an endpoint to itself is masqueraded in any case.
         let is_looped = |branch: &&Branch| matches!(branch.end, End::Endpoint(to) if to.ip() == probe.source);
-        // What is translated to an address of this node goes to INPUT, past the chains that masquerade. IPVS resends it.
+        // A packet that is translated to an address of this node goes to INPUT, past the chains that masquerade. IPVS sends it
+        // again through OUTPUT and POSTROUTING.
         let stays = |branch: &&Branch| match branch.end {
             End::Endpoint(to) => self.writer != Writer::Ipvs && self.walker.is_local(probe, to),
             _ => false,

@@ -264,7 +264,7 @@ impl<'a> Statement<'a> {
             parts.push(self.primary()?);
         }
         let mut left = if parts.len() == 1 { parts.pop()? } else { json!({"concat": parts}) };
-        // What these words do is an effect, also if the rest is not understood.
+        // These words have an effect, also if the rest is not understood.
         if self.take("set") {
             return Some(self.new_value(&left).unwrap_or_else(|| unknown_effect(&left, "set")));
         }
