@@ -99,6 +99,26 @@ fn the_mark_of_a_known_connection_is_not_known() {
     assert!(journey.reply.iter().any(|line| line.contains("may be dropped")), "{:?}", journey.reply);
 }
 
+/// Conntrack's mark is neither read nor written for a packet that it ignores, and a rule's text says so. Each effect is that of the
+/// packet's marks at that rule, also after rules that are not listed.
+#[test]
+fn a_steps_marks_are_those_of_the_walk() {
+    let effects = |list: &[(&str, &str)]| -> Vec<String> {
+        let journey = iptables_journey(list, POD, "10.244.2.7:80");
+        journey.steps.into_iter().filter_map(|step| step.effect).collect()
+    };
+    let restore = "-A PREROUTING -j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff";
+    let marked = format!("-A PREROUTING -j MARK --set-xmark 0x80/0x80\n{restore}");
+    let raw = ("raw", "-A PREROUTING -j CT --notrack");
+    assert_eq!(effects(&[("mangle", &marked)]), ["mark 0x80", "mark 0x0"]);
+    let ignored = "nothing: conntrack ignores the packet";
+    assert_eq!(effects(&[raw, ("mangle", &marked)]), ["conntrack and NAT ignore it", "mark 0x80", ignored]);
+    let save = "-A PREROUTING -j CONNMARK --save-mark --nfmask 0xffffffff --ctmask 0xffffffff";
+    let saved = format!("-A PREROUTING -j MARK --set-xmark 0x3/0x3\n{save}");
+    assert_eq!(effects(&[("mangle", &saved)]), ["mark 0x3", "mark of the connection 0x3"]);
+    assert_eq!(effects(&[raw, ("mangle", save)]), ["conntrack and NAT ignore it", ignored]);
+}
+
 /// Conntrack has a state for packets that it ignores, which rules of firewalls and Calico ask for.
 #[test]
 fn a_packet_that_conntrack_ignores_is_untracked() {

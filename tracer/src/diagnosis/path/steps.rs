@@ -48,19 +48,21 @@ impl<'a> Reader<'a> {
     }
 
     fn matters(&self, note: &Note, next: Option<&Note>) -> bool {
-        let Note::Matches { place, verdict, .. } = note else { return !matches!(note, Note::Assumes { .. }) };
-        let Some(found) = self.find(*place) else { return false };
+        let Some((place, chosen)) = note.applied() else { return !matches!(note, Note::Assumes { .. }) };
+        let Some(found) = self.find(place) else { return false };
         let own = |part: &Part| !matches!(part, Part::Do(_)) && part.is_effect();
         if found.rule.steps.iter().any(own) {
             return true;
         }
-        match verdict.as_ref().or_else(|| verdict_of(found.rule)) {
+        match chosen.or_else(|| verdict_of(found.rule)) {
             Some(Verdict::Jump(to) | Verdict::Goto(to)) => match found.table.position(to) {
                 None => true,
                 Some(target) => match next {
-                    Some(Note::Matches { place: inner, .. } | Note::Lost { place: inner, .. }) => {
-                        inner.table == place.table && inner.chain == target
-                    }
+                    Some(
+                        Note::Matches { place: inner, .. }
+                        | Note::Chooses { place: inner, .. }
+                        | Note::Lost { place: inner, .. },
+                    ) => inner.table == place.table && inner.chain == target,
                     _ => false,
                 },
             },
@@ -72,11 +74,17 @@ impl<'a> Reader<'a> {
 
     fn step(&self, note: &Note, state: &mut State) -> Option<Step> {
         match note {
-            Note::Matches { place, verdict, .. } => {
+            Note::Matches { place, marks } => {
                 let found = self.find(*place)?;
                 state.enter(found.chain.base);
-                let effect = effect(&found, verdict.as_ref(), state);
-                Some(state.rule(&found, *place, effect))
+                let mut effects = statements(found.rule, *marks);
+                effects.extend(verdict_of(found.rule).and_then(|own| unshown(own, found.table)));
+                Some(state.rule(&found, *place, joined(&effects)))
+            }
+            Note::Chooses { place, verdict } => {
+                let found = self.find(*place)?;
+                state.enter(found.chain.base);
+                Some(state.rule(&found, *place, Some(chosen(verdict, found.table))))
             }
             Note::Assumes { .. } => None,
             Note::Policy { table, chain } => {
@@ -130,8 +138,10 @@ impl<'a> Reader<'a> {
         for note in notes.iter().take(position) {
             self.step(note, &mut state);
         }
-        let (Note::Assumes { place } | Note::Lost { place, .. } | Note::Matches { place, .. }) =
-            notes.get(position)?
+        let (Note::Assumes { place }
+        | Note::Lost { place, .. }
+        | Note::Matches { place, .. }
+        | Note::Chooses { place, .. }) = notes.get(position)?
         else {
             return None;
         };
@@ -169,38 +179,52 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The effect of a rule on the packet, as far as its text does not show it.
-fn effect(found: &Found<'_>, chosen: Option<&Verdict>, state: &mut State) -> Option<String> {
+/// The effects of a rule's statements on a packet that had these marks before them, as far as its text does not show them.
+fn statements(rule: &Rule, mut marks: Marks) -> Vec<String> {
     let mut effects = Vec::new();
-    for part in &found.rule.steps {
-        match part {
-            Part::SetMark { .. } | Part::RestoreMark { .. } => {
-                state.marks.apply(part);
-                effects.push(format!("mark {:#x}", state.marks.packet.bits));
+    for part in &rule.steps {
+        marks.apply(part);
+        match (part, marks.connection) {
+            (Part::SetMark { .. }, _) | (Part::RestoreMark { .. }, Some(_)) => {
+                effects.push(format!("mark {}", marks.packet));
             }
-            Part::SetConnMark { .. } | Part::SaveMark { .. } => {
-                state.marks.apply(part);
-                effects.push(format!("mark of the connection {:#x}", state.marks.connection.bits));
+            (Part::SetConnMark { .. } | Part::SaveMark { .. }, Some(connection)) => {
+                effects.push(format!("mark of the connection {connection}"));
             }
-            Part::Remember(list) => effects.push(format!("the client is added to {list}")),
-            Part::NoTrack => effects.push("conntrack and NAT ignore it".to_owned()),
+            (Part::RestoreMark { .. } | Part::SetConnMark { .. } | Part::SaveMark { .. }, None) => {
+                effects.push("nothing: conntrack ignores the packet".to_owned());
+            }
+            (Part::Remember(list), _) => effects.push(format!("the client is added to {list}")),
+            (Part::NoTrack, _) => effects.push("conntrack and NAT ignore it".to_owned()),
             _ => {}
         }
     }
-    match chosen.or_else(|| verdict_of(found.rule)) {
-        Some(Verdict::Dnat(to)) if chosen.is_some() => effects.push(format!("to {}", to.get())),
-        Some(Verdict::Masquerade) => {
-            effects.push("the source becomes an address of the node".to_owned());
-        }
-        Some(Verdict::Drop) => effects.push("dropped".to_owned()),
-        Some(Verdict::Reject) => effects.push("refused".to_owned()),
-        Some(Verdict::Jump(to) | Verdict::Goto(to)) if found.table.chain(to).is_none() => {
-            effects.push(format!("the chain {to} is not in the list"));
-        }
-        Some(verdict) if chosen.is_some() => effects.push(text::verdict(verdict, found.table)),
-        _ => {}
-    }
+    effects
+}
+
+fn joined(effects: &[String]) -> Option<String> {
     (!effects.is_empty()).then(|| effects.join("; "))
+}
+
+/// The effect of a verdict that the text of its rule does not show by itself.
+fn chosen(verdict: &Verdict, table: &Table) -> String {
+    unshown(verdict, table).unwrap_or_else(|| match verdict {
+        Verdict::Dnat(to) => format!("to {}", to.get()),
+        verdict => text::verdict(verdict, table),
+    })
+}
+
+/// The effect of a verdict, as far as its own text does not show it.
+fn unshown(verdict: &Verdict, table: &Table) -> Option<String> {
+    match verdict {
+        Verdict::Masquerade => Some("the source becomes an address of the node".to_owned()),
+        Verdict::Drop => Some("dropped".to_owned()),
+        Verdict::Reject => Some("refused".to_owned()),
+        Verdict::Jump(to) | Verdict::Goto(to) if table.chain(to).is_none() => {
+            Some(format!("the chain {to} is not in the list"))
+        }
+        _ => None,
+    }
 }
 
 /// Where the packet was translated to on its way, whatever became of it.
@@ -213,14 +237,14 @@ pub(super) fn translation(rules: &Ruleset, notes: &[Note]) -> Option<(usize, Soc
     let reader = Reader { rules };
     let to = |note: &Note| match note {
         Note::Server { real, .. } => *real,
-        Note::Matches { place, verdict, .. } => {
-            let found = reader.find(*place)?;
-            match verdict.as_ref().or_else(|| verdict_of(found.rule)) {
+        note => {
+            let (place, chosen) = note.applied()?;
+            let found = reader.find(place)?;
+            match chosen.or_else(|| verdict_of(found.rule)) {
                 Some(Verdict::Dnat(to)) => Some(to.get()).filter(|to| to.port() > 0),
                 _ => None,
             }
         }
-        _ => None,
     };
     notes.iter().enumerate().rev().find_map(|(at, note)| Some((at, to(note)?)))
 }
@@ -238,11 +262,10 @@ fn name_of(table: &Table) -> String {
     format!("{} {}", table.writer, table.name)
 }
 
-/// The hook and the marks on the way.
+/// The hook on the way.
 #[derive(Default)]
 struct State {
     base: Option<Base>,
-    marks: Marks,
 }
 
 impl State {

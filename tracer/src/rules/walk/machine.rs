@@ -126,14 +126,13 @@ impl<'w, 'a, 'p, O: Observer> Run<'w, 'a, 'p, O> {
                 at += 1;
                 if step.is_effect() && !is_noted {
                     is_noted = true;
-                    O::note(&mut way.state.seen, || Note::Matches { place, verdict: None });
+                    let marks = way.state.marks;
+                    O::note(&mut way.state.seen, || Note::Matches { place, marks });
                 }
                 match step {
                     Step::Harmless => {}
-                    Step::NoTrack => way.state.untracked = true,
-                    // Conntrack's mark is not read for a packet that it ignores (connmark_tg in net/netfilter/xt_connmark.c).
-                    Step::RestoreMark { .. } if way.state.untracked => {}
-                    Step::SetMark { .. }
+                    Step::NoTrack
+                    | Step::SetMark { .. }
                     | Step::SetConnMark { .. }
                     | Step::SaveMark { .. }
                     | Step::RestoreMark { .. } => way.state.marks.apply(step),
@@ -175,8 +174,8 @@ impl<'w, 'a, 'p, O: Observer> Run<'w, 'a, 'p, O> {
                             left -= share;
                             let mut other = way.clone();
                             other.state.weight = share;
-                            let taken = || Some(verdict.clone());
-                            O::note(&mut other.state.seen, || Note::Matches { place, verdict: taken() });
+                            let taken = || Note::Chooses { place, verdict: verdict.clone() };
+                            O::note(&mut other.state.seen, taken);
                             match self.apply(table, verdict, &mut other) {
                                 After::On => ways.push(other),
                                 // It ends when it is continued.
@@ -204,8 +203,7 @@ impl<'w, 'a, 'p, O: Observer> Run<'w, 'a, 'p, O> {
                             }
                             continue 'rules;
                         };
-                        let taken = || Some(verdict.clone());
-                        O::note(&mut way.state.seen, || Note::Matches { place, verdict: taken() });
+                        O::note(&mut way.state.seen, || Note::Chooses { place, verdict: verdict.clone() });
                         if !way.pass(&set.name, table.writer, way.depth + 1) {
                             return Some(self.lose(Unknown::Endless(of.map.clone()), way));
                         }
@@ -219,7 +217,7 @@ impl<'w, 'a, 'p, O: Observer> Run<'w, 'a, 'p, O> {
                         After::Stopped(stop) => return Some(stop),
                     },
                     Step::ByState(of) => {
-                        let verdict = if way.state.untracked {
+                        let verdict = if way.state.is_untracked() {
                             &of.untracked
                         } else if self.observer.is_reply() {
                             &of.established
@@ -227,8 +225,7 @@ impl<'w, 'a, 'p, O: Observer> Run<'w, 'a, 'p, O> {
                             &of.new
                         };
                         let Some(verdict) = verdict else { continue 'rules };
-                        let taken = || Some(verdict.clone());
-                        O::note(&mut way.state.seen, || Note::Matches { place, verdict: taken() });
+                        O::note(&mut way.state.seen, || Note::Chooses { place, verdict: verdict.clone() });
                         match self.apply(table, verdict, way) {
                             After::On => continue 'rules,
                             After::Stopped(stop) => return Some(stop),

@@ -9,6 +9,7 @@ use std::{
 };
 
 use super::{Name, Unknown, Verdict};
+use crate::rules::mark::Marks;
 
 /// The most notes of one way.
 const MAX_NOTES: usize = 2048;
@@ -24,9 +25,11 @@ pub struct Place {
 /// A step of a packet's way.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Note {
-    /// A rule's conditions hold, and its statements apply. The verdict is that of the map or the random number if the
-    /// rule has one.
-    Matches { place: Place, verdict: Option<Verdict> },
+    /// A rule's conditions hold, and its statements apply to a packet that had these marks before them.
+    Matches { place: Place, marks: Marks },
+    /// The map, the random number or the state in a rule gives this verdict. If the rule has other statements, they are noted
+    /// before it.
+    Chooses { place: Place, verdict: Verdict },
     /// It was assumed that the conditions of this rule that cannot be judged hold.
     Assumes { place: Place },
     /// The base chain has no verdict for it, and its policy drops it.
@@ -37,6 +40,17 @@ pub enum Note {
     Server { address: SocketAddr, real: Option<SocketAddr>, masquerade: bool },
     /// Nothing is known about its way after this.
     Lost { place: Place, why: Unknown },
+}
+
+impl Note {
+    /// The rule that was applied, and the verdict that was chosen in it.
+    pub(crate) const fn applied(&self) -> Option<(Place, Option<&Verdict>)> {
+        match self {
+            Self::Matches { place, .. } => Some((*place, None)),
+            Self::Chooses { place, verdict } => Some((*place, Some(verdict))),
+            _ => None,
+        }
+    }
 }
 
 /// Follows one packet's ways.

@@ -26,7 +26,7 @@ impl<O: Observer> Run<'_, '_, '_, O> {
                 self.walker.is_local(self.probe, state.destination) != *negated
             }
             Step::State { new, translated, established, untracked, negated } => {
-                let listed = if state.untracked {
+                let listed = if state.is_untracked() {
                     *untracked
                 } else if O::WHOLE && self.observer.is_reply() {
                     *established || *translated
@@ -95,9 +95,9 @@ impl<O: Observer> Run<'_, '_, '_, O> {
                 (flags & mask == *set && self.probe.protocol == Protocol::TCP) != *negated
             }
             // A packet that conntrack ignores has no entry with a mark (connmark_mt in net/netfilter/xt_connmark.c).
-            Step::ConnMark { .. } if state.untracked => false,
             Step::ConnMark { value, mask, negated } => {
-                let Some(is) = state.marks.connection.is(*value, *mask) else {
+                let Some(connection) = state.marks.connection else { return Some(false) };
+                let Some(is) = connection.is(*value, *mask) else {
                     return self.not_known(condition, table);
                 };
                 is != *negated

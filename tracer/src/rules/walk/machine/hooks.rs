@@ -20,7 +20,10 @@ impl<'a, O: Observer> Run<'_, 'a, '_, O> {
             marks: Marks {
                 packet: Mark::default(),
                 // A new connection's entry has no mark; the marks of known ones are not listed.
-                connection: Mark { bits: 0, unknown: if self.observer.is_reply() { u32::MAX } else { 0 } },
+                connection: Some(Mark {
+                    bits: 0,
+                    unknown: if self.observer.is_reply() { u32::MAX } else { 0 },
+                }),
             },
             masquerade: false,
             own: None,
@@ -28,7 +31,6 @@ impl<'a, O: Observer> Run<'_, 'a, '_, O> {
             sticky: None,
             trail: None,
             decided: None,
-            untracked: false,
             hook: HookPoint::Prerouting,
             sent_to: probe.destination.ip(),
             seen: O::Trail::default(),
@@ -101,7 +103,9 @@ impl<'a, O: Observer> Run<'_, 'a, '_, O> {
                 });
             }
             state.translated = true;
-            state.untracked |= self.observer.ipvs_is_untracked();
+            if self.observer.ipvs_is_untracked() {
+                state.marks.connection = None;
+            }
             let masquerade = real.masquerade;
             O::note(&mut state.seen, || Note::Server { address, real: Some(real.address), masquerade });
             if masquerade {
@@ -201,7 +205,7 @@ impl<'a, O: Observer> Run<'_, 'a, '_, O> {
                 } else {
                     state.translated
                 };
-                if entry.base.nat && (is_done || state.untracked || self.observer.is_reply()) {
+                if entry.base.nat && (is_done || state.is_untracked() || self.observer.is_reply()) {
                     next.push(state);
                     continue;
                 }

@@ -36,13 +36,18 @@ pub(super) struct State<T> {
     pub(super) trail: Trail,
     /// The chains that it was in when it was translated or stopped.
     pub(super) decided: Trail,
-    /// Conntrack ignores it, and so does NAT.
-    pub(super) untracked: bool,
     /// The hook that it is in.
     pub(super) hook: HookPoint,
     /// The address to which the node sent it, before a translation: the device in OUTPUT is that of the first route.
     pub(super) sent_to: IpAddr,
     pub(super) seen: T,
+}
+
+impl<T> State<T> {
+    /// Whether conntrack ignores it, and so NAT.
+    pub(super) const fn is_untracked(&self) -> bool {
+        self.marks.connection.is_none()
+    }
 }
 
 /// The chain and rule at which a way continues.
