@@ -1,5 +1,9 @@
 //! Runs cargo's checks on the host and counts them: each named check is one test, and so is each test of `cargo test`.
 
+use std::env;
+use std::num::NonZero;
+use std::thread;
+
 use anyhow::Result;
 
 use crate::place::{Place, cargo};
@@ -65,6 +69,9 @@ const CHECKS: &[Check] = &[
     },
 ];
 
+/// How many tests of a program run at once.
+const THREADS: &str = "RUST_TEST_THREADS";
+
 /// Formatting and lints.
 pub(crate) fn checks(place: &Place, printer: &Printer) -> Result<Tally> {
     let mut tally = Tally::default();
@@ -87,9 +94,12 @@ pub(crate) fn checks(place: &Place, printer: &Printer) -> Result<Tally> {
 /// `cargo test` of the whole workspace, with its output on stderr.
 pub(crate) fn cargo_test(place: &Place, printer: &Printer) -> Result<Tally> {
     let mut tally = Tally::default();
-    let call = cargo("run the host's tests");
-    let command =
-        call.args(["test", "--workspace", "--locked", "--no-fail-fast"]).directory(&place.repository);
+    let call = cargo("run the host's tests").args(["test", "--workspace", "--locked", "--no-fail-fast"]);
+    let call = match env::var_os(THREADS) {
+        Some(_) => call,
+        None => call.env(THREADS, threads().to_string()),
+    };
+    let command = call.directory(&place.repository);
     let status = command.lines(|line| {
         printer.say(line);
         if let Some(test) = failed_test(line) {
@@ -106,6 +116,11 @@ pub(crate) fn cargo_test(place: &Place, printer: &Printer) -> Result<Tally> {
     }
     printer.data(&format!("{}  host  cargo test: {}", verb(tally), tally.line()));
     Ok(tally)
+}
+
+/// Two for each processor: the tests of streams and watches wait most of their time.
+fn threads() -> usize {
+    2 * thread::available_parallelism().map_or(1, NonZero::get)
 }
 
 fn verb(tally: Tally) -> &'static str {

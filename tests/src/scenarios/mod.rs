@@ -254,7 +254,7 @@ pub const ALL: &[Scenario] = &[
     scenario("recording-disk-full", recording::disk_full),
     scenario("recording-losses", recording::losses),
     scenario("flood", flood::story),
-    scenario("mixed-5000", mixed::story).covers(TCP4).on(WIDE).runs(NO_OLD_KERNEL),
+    scenario("mixed-5000", mixed::story).covers(TCP4).on(WIDE).runs(NEWER_KERNELS),
 ];
 
 /// A scenario that needs no node and mostly waits.
