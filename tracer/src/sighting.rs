@@ -25,6 +25,17 @@ pub struct Sighting {
 }
 
 impl Sighting {
+    /// A place for a sighting, with nothing in it.
+    pub(crate) const fn blank() -> Self {
+        Self {
+            time: Timestamp::MIN,
+            cpu: 0,
+            hook: Hook::EarlyDrop,
+            netns: Netns(0),
+            fact: Fact::TableFull { freed: false },
+        }
+    }
+
     /// Every pair of addresses in it: as the client sent it, as the answer will arrive, as the packet or socket has it.
     pub(crate) fn tuples(&self) -> impl Iterator<Item = Tuple> {
         let found = match &self.fact {

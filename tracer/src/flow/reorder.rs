@@ -12,12 +12,16 @@ use crate::{sighting::Sighting, time::Timestamp};
 /// node do not reach.
 const CAPACITY: usize = 8192;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Reorder {
     window: Duration,
     /// Sorted by time; equal times in order of arrival. A decision that the kernel handed over late is older than the
     /// others and leaves at once.
-    held: VecDeque<Sighting>,
+    /// A sighting is large, so that each stays in its place from its decoding to its folding.
+    held: VecDeque<Box<Sighting>>,
+    /// The places of sightings that have left, for further ones.
+    #[expect(clippy::vec_box, reason = "the places move between the two")]
+    spare: Vec<Box<Sighting>>,
     /// The times of sightings that are left out, as if these were held; sorted.
     passed: VecDeque<Timestamp>,
     newest: Timestamp,
@@ -25,23 +29,38 @@ pub(super) struct Reorder {
 
 impl Reorder {
     pub(super) fn new(window: Duration) -> Self {
-        Self { window, held: VecDeque::new(), passed: VecDeque::new(), newest: Timestamp::MIN }
+        Self {
+            window,
+            held: VecDeque::new(),
+            spare: Vec::new(),
+            passed: VecDeque::new(),
+            newest: Timestamp::MIN,
+        }
     }
 
-    /// Inlined, as its callers are: a sighting is large, and each call would copy it.
-    #[inline]
-    pub(super) fn push(&mut self, sighting: Sighting) {
-        self.newest = self.newest.max(sighting.time);
-        if self.held.back().is_some_and(|last| last.time > sighting.time) {
+    /// Takes the sighting that `fill` writes, and returns its time. Takes none if `fill` fails.
+    pub(super) fn push_with<E>(
+        &mut self,
+        fill: impl FnOnce(&mut Sighting) -> Result<(), E>,
+    ) -> Result<Timestamp, E> {
+        let mut sighting = self.spare.pop().unwrap_or_else(blank);
+        if let Err(error) = fill(&mut sighting) {
+            self.spare.push(sighting);
+            return Err(error);
+        }
+        let time = sighting.time;
+        self.newest = self.newest.max(time);
+        if self.held.back().is_some_and(|last| last.time > time) {
             self.insert(sighting);
         } else {
             self.held.push_back(sighting);
         }
+        Ok(time)
     }
 
     /// Takes a sighting that another CPU's overtook.
     #[inline(never)]
-    fn insert(&mut self, sighting: Sighting) {
+    fn insert(&mut self, sighting: Box<Sighting>) {
         let at = self.held.partition_point(|held| held.time <= sighting.time);
         self.held.insert(at, sighting);
     }
@@ -72,13 +91,18 @@ impl Reorder {
         self.newest = self.newest.max(now);
     }
 
-    /// The next sighting, if no other can overtake it.
+    /// The next sighting, if no other can overtake it. [`Self::reuse`] takes its place back.
     #[inline]
-    pub(super) fn pop_ready(&mut self) -> Option<Sighting> {
+    pub(super) fn pop_ready(&mut self) -> Option<Box<Sighting>> {
         let is_full = self.held.len() > CAPACITY;
         let first = self.held.front()?;
         let is_ready = is_full || first.time.saturating_add(self.window) <= self.newest;
         if is_ready { self.held.pop_front() } else { None }
+    }
+
+    /// Takes the place of a sighting that was folded.
+    pub(super) fn reuse(&mut self, sighting: Box<Sighting>) {
+        self.spare.push(sighting);
     }
 
     /// After the last push: what is held is ready.
@@ -91,8 +115,15 @@ impl Reorder {
     }
 }
 
+/// A place for a sighting.
+fn blank() -> Box<Sighting> {
+    Box::new(Sighting::blank())
+}
+
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
     use super::*;
     use crate::{
         net::Netns,
@@ -109,18 +140,29 @@ mod tests {
         }
     }
 
+    fn push(reorder: &mut Reorder, ms: u64) {
+        let Ok(time) = reorder.push_with(|place| {
+            *place = at(ms);
+            Ok::<_, Infallible>(())
+        });
+        assert_eq!(time, at(ms).time);
+    }
+
     fn pop(reorder: &mut Reorder) -> Option<Timestamp> {
-        Some(reorder.pop_ready()?.time)
+        let sighting = reorder.pop_ready()?;
+        let time = sighting.time;
+        reorder.reuse(sighting);
+        Some(time)
     }
 
     #[test]
     fn sightings_leave_in_the_order_of_time_once_the_window_has_passed() {
         let mut reorder = Reorder::new(Duration::from_millis(10));
         for ms in [5, 3, 9, 1] {
-            reorder.push(at(ms));
+            push(&mut reorder, ms);
         }
         assert!(pop(&mut reorder).is_none());
-        reorder.push(at(15));
+        push(&mut reorder, 15);
         let out: Vec<_> =
             std::iter::from_fn(|| pop(&mut reorder)).map(|time| time.as_unix_ns() / 1_000_000).collect();
         assert_eq!(out, [1, 3, 5]);
@@ -128,13 +170,29 @@ mod tests {
     }
 
     #[test]
+    fn a_sighting_that_cannot_be_written_leaves_nothing() {
+        let mut reorder = Reorder::new(Duration::from_millis(10));
+        push(&mut reorder, 1);
+        let failed = reorder.push_with(|place| {
+            *place = at(100);
+            Err("unreadable")
+        });
+        assert_eq!(failed, Err("unreadable"));
+        assert!(pop(&mut reorder).is_none(), "its time does not count");
+        push(&mut reorder, 11);
+        assert_eq!(pop(&mut reorder), Some(at(1).time));
+        assert_eq!((reorder.held.len(), reorder.spare.len()), (1, 1));
+    }
+
+    #[test]
     fn memory_is_bounded_when_time_stands_still() {
         let mut reorder = Reorder::new(Duration::from_millis(10));
         let mut out = 0;
         for _ in 0..3 * CAPACITY {
-            reorder.push(at(1));
+            push(&mut reorder, 1);
             out += usize::from(pop(&mut reorder).is_some());
         }
         assert_eq!(out, 2 * CAPACITY);
+        assert_eq!(reorder.held.len() + reorder.spare.len(), CAPACITY + 1);
     }
 }

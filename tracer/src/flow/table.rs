@@ -4,7 +4,7 @@
 //! `room.rs` evicts, `identity.rs` assigns entries to flows, `fold.rs` interprets facts, `outcome.rs` evaluates the
 //! evidence.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{collections::VecDeque, convert::Infallible, sync::Arc, time::Duration};
 
 use super::{
     Counters, Decision, End, Flow, Limits, SocketEnd,
@@ -78,11 +78,22 @@ impl FlowTable {
     }
 
     /// Takes one sighting. It is folded once no other can overtake it.
-    #[inline]
     pub fn observe(&mut self, sighting: Sighting) {
+        let Ok(_) = self.observe_with(|place| {
+            *place = sighting;
+            Ok::<_, Infallible>(())
+        });
+    }
+
+    /// Takes the sighting that `fill` writes into the table, and returns its time. Takes none if `fill` fails.
+    pub(crate) fn observe_with<E>(
+        &mut self,
+        fill: impl FnOnce(&mut Sighting) -> Result<(), E>,
+    ) -> Result<Timestamp, E> {
+        let time = self.reorder.push_with(fill)?;
         self.counters.sightings += 1;
-        self.reorder.push(sighting);
         self.fold_ready();
+        Ok(time)
     }
 
     /// Takes the time of a sighting whose flow is left out. Waits end with it as with the sighting.
@@ -100,6 +111,7 @@ impl FlowTable {
             }
             let Some(mut next) = self.reorder.pop_ready() else { return };
             self.fold(&mut next);
+            self.reorder.reuse(next);
         }
     }
 

@@ -205,8 +205,15 @@ impl Decoder {
 
     /// Decodes one record.
     pub fn decode(&self, record: &[u8]) -> Result<Sighting, DecodeError> {
+        let mut sighting = Sighting::blank();
+        self.decode_into(record, &mut sighting)?;
+        Ok(sighting)
+    }
+
+    /// As [`Self::decode`], into the place of an earlier sighting. After an error, nothing is known of its contents.
+    pub(crate) fn decode_into(&self, record: &[u8], into: &mut Sighting) -> Result<(), DecodeError> {
         let Head { time, netns, cpu, hook, kind, mut rest } = self.split(record)?;
-        let fact = match kind {
+        into.fact = match kind {
             Kind::Conntrack => Fact::Conntrack(self.conntrack(hook, time, rest)?),
             Kind::Packet => Fact::Packet(self.packet(hook, rest)?),
             Kind::Invalid => Fact::Packet(self.invalid(hook, rest)?),
@@ -214,7 +221,8 @@ impl Decoder {
             Kind::Ipvs => Fact::Ipvs(ipvs(rest).ok_or(DecodeError::Unreadable)?),
             Kind::TableFull => Fact::TableFull { freed: rest.get_u32_ne() != 0 },
         };
-        Ok(Sighting { time, cpu, hook, netns, fact })
+        (into.time, into.cpu, into.hook, into.netns) = (time, cpu, hook, netns);
+        Ok(())
     }
 
     /// The header of a record, which has the length and the hook of its kind.

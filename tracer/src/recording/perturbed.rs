@@ -141,7 +141,7 @@ impl Input {
     fn pass_to(&self, pipeline: &mut Pipeline) -> Option<Judgements> {
         let item = match self {
             Self::Sighting(sighting) => {
-                pipeline.observe_one((**sighting).clone());
+                pipeline.observe([(**sighting).clone()]);
                 return None;
             }
             Self::Item(item) => (**item).clone(),

@@ -400,15 +400,14 @@ impl<R: Read + Seek> Player<R> {
         }
         let is_recording = self.pipeline.is_recording();
         for record in self.block.records.range(self.next_record..end) {
-            let Ok(sighting) = self.decoder.decode(record) else {
+            let Ok(time) = self.pipeline.observe_with(|place| self.decoder.decode_into(record, place)) else {
                 self.undecodable += 1;
                 continue;
             };
             if is_recording {
                 self.records.push(record);
             }
-            self.newest = self.newest.max(sighting.time);
-            self.pipeline.observe_one(sighting);
+            self.newest = self.newest.max(time);
         }
         self.pipeline.record(&mut self.records);
         self.next_record = end;
@@ -431,12 +430,13 @@ impl<R: Read + Seek> Player<R> {
                 *is_needed = true;
                 continue;
             };
-            self.newest = self.newest.max(sighting.time);
+            let time = sighting.time;
+            self.newest = self.newest.max(time);
             if wanted.takes(&sighting) {
                 *is_needed = true;
                 pipeline.observe_one(sighting);
             } else {
-                pipeline.pass(sighting.time);
+                pipeline.pass(time);
             }
         }
         self.next_record = end;

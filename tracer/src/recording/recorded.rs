@@ -96,13 +96,21 @@ impl Recorded {
         self.record(records);
     }
 
-    /// As [`Self::observe`] for one sighting, before all records are complete: [`Self::record`] follows.
-    #[inline]
-    pub(super) fn observe_one(&mut self, sighting: Sighting) {
-        self.pipeline.observe_one(sighting);
+    /// As [`Self::observe`] for the sighting that `fill` writes, before all records are complete: [`Self::record`] follows. Returns
+    /// its time.
+    pub(super) fn observe_with<E>(
+        &mut self,
+        fill: impl FnOnce(&mut Sighting) -> Result<(), E>,
+    ) -> Result<Timestamp, E> {
+        self.pipeline.observe_with(fill)
     }
 
-    /// Takes the records of the sightings of [`Self::observe_one`]. `records` is empty afterwards.
+    /// As [`Self::observe_with`] for one that exists.
+    pub(super) fn observe_one(&mut self, sighting: Sighting) {
+        self.pipeline.observe([sighting]);
+    }
+
+    /// Takes the records of the sightings of [`Self::observe_with`]. `records` is empty afterwards.
     pub(super) fn record(&mut self, records: &mut Records) {
         if let Some(recorder) = &mut self.recorder {
             recorder.records(records);

@@ -357,14 +357,16 @@ impl Pipeline {
 
     pub fn observe(&mut self, sightings: impl IntoIterator<Item = Sighting>) {
         for sighting in sightings {
-            self.observe_one(sighting);
+            self.flows.observe(sighting);
         }
     }
 
-    /// As [`Self::observe`].
-    #[inline]
-    pub(crate) fn observe_one(&mut self, sighting: Sighting) {
-        self.flows.observe(sighting);
+    /// As [`Self::observe`], of the sighting that `fill` writes, without a copy of it. Returns its time.
+    pub(crate) fn observe_with<E>(
+        &mut self,
+        fill: impl FnOnce(&mut Sighting) -> Result<(), E>,
+    ) -> Result<Timestamp, E> {
+        self.flows.observe_with(fill)
     }
 
     /// A sighting of this time is left out of a replay: see [`FlowTable::pass`].
