@@ -41,7 +41,7 @@ use crate::{
     text::{clean, length},
 };
 
-pub(crate) use agent_stream::{AgentStream, Handed};
+pub(crate) use agent_stream::{AgentStream, Handed, Heard};
 
 /// The longest time for one request to the API server.
 const REQUEST: Duration = Duration::from_secs(15);

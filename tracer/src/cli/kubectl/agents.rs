@@ -69,6 +69,8 @@ pub(super) struct Reading {
     seen: VecDeque<Id>,
     /// Failed flows from before the first connection, which are left out.
     earlier: u64,
+    /// The last line of the open connection, and within which time the next one comes; `None` without a heartbeat.
+    heartbeat: Option<(Timestamp, Duration)>,
 }
 
 /// The next step.
@@ -94,6 +96,7 @@ impl Reading {
             why: None,
             seen: VecDeque::new(),
             earlier: 0,
+            heartbeat: None,
         }
     }
 
@@ -107,8 +110,26 @@ impl Reading {
         }
     }
 
+    /// The agent sent a heartbeat at `now`, and the next one comes within this time.
+    pub(super) fn alive(&mut self, now: Timestamp, within: Duration) {
+        self.heartbeat = Some((now, within));
+    }
+
+    /// The trace ended. A connection whose next line is overdue may have died since the last one: too lately to be lost, but
+    /// nothing shows that the agent was read.
+    pub(super) fn ended(&mut self, now: Timestamp) {
+        if let Some((last, within)) = self.heartbeat
+            && !self.is_cut
+            && now.since(last) > within.saturating_add(within / 2)
+        {
+            self.is_cut = true;
+            self.unread.push(Unread { from: last, to: None, recovered: 0 });
+        }
+    }
+
     /// The connection ended, or none could be opened. Returns a line for the user if it is news.
     pub(super) fn lost(&mut self, why: VisitError, now: Timestamp, at: Instant) -> Option<String> {
+        self.heartbeat = None;
         let said =
             (!self.is_cut).then(|| format!("{why}; its agent is tried again for up to {}", length(PATIENCE)));
         if let Link::Open(since) = self.link
@@ -185,8 +206,12 @@ impl Reading {
         }
     }
 
-    /// Takes a verdict. Returns whether it is new, and a line for the user that comes before it.
-    pub(super) fn take(&mut self, handed: &Handed) -> (bool, Option<String>) {
+    /// Takes a verdict that arrived at `now`. Returns whether it is new, and a line for the user that comes before it.
+    pub(super) fn take(&mut self, handed: &Handed, now: Timestamp) -> (bool, Option<String>) {
+        // An agent sends a heartbeat only where it had nothing else to send.
+        if let Some((last, _)) = &mut self.heartbeat {
+            *last = now;
+        }
         let said = match self.is_cut.then(|| self.holds()) {
             Some(Turn::ReadAgain(text)) => Some(text),
             _ => None,

@@ -24,7 +24,7 @@ use crate::{
     plugin::{
         nodes::{self, Choice, MAX_NODES},
         relay::Relay,
-        visit::{AgentStream, Handed, Orders, Visit, VisitError},
+        visit::{AgentStream, Handed, Heard, Orders, Visit, VisitError},
         wire::{self, Answer, Connection, Order, Task},
     },
     session::{Arrival, Ending, Folded, Judged, NotJudged},
@@ -103,6 +103,8 @@ enum Event {
     /// Its agent hands out verdicts.
     Agent,
     Handed(Handed),
+    /// Its agent is alive, as a line at this time says, and its next line comes within this time.
+    Alive(Timestamp, Duration),
     Answer(Answer),
     /// It is over.
     Over(Result<(), VisitError>),
@@ -422,13 +424,18 @@ impl<'s> Traces<'s> {
             }
             Event::Handed(handed) => {
                 let Some(reading) = &mut node.reading else { return Ok(()) };
-                let (is_new, said) = reading.take(&handed);
+                let (is_new, said) = reading.take(&handed, now());
                 if let Some(said) = said {
                     results.warn(&format!("{name}: {said}"))?;
                 }
                 if is_new {
                     self.grow(&handed.verdict);
                     results.judged(name, Judged::of(*handed.verdict))?;
+                }
+            }
+            Event::Alive(at, within) => {
+                if let Some(reading) = &mut node.reading {
+                    reading.alive(at, within);
                 }
             }
             Event::Over(Err(error)) if node.is_read() => {
@@ -531,6 +538,10 @@ impl<'s> Traces<'s> {
             }
         }
         self.tasks.abort_all();
+        let ended = now();
+        for reading in self.nodes.values_mut().filter_map(|node| node.reading.as_mut()) {
+            reading.ended(ended);
+        }
         Ok(self.ending())
     }
 
@@ -586,7 +597,11 @@ async fn follow_agent(
     let send = async |event| drop(events.send((node.to_owned(), event)).await);
     send(Event::Agent).await;
     loop {
-        send(Event::Handed(stream.next().await?)).await;
+        let event = match stream.next().await? {
+            Heard::Verdict(handed) => Event::Handed(handed),
+            Heard::Alive { within } => Event::Alive(now(), within),
+        };
+        send(event).await;
     }
 }
 

@@ -36,6 +36,16 @@ pub(crate) struct Handed {
     pub(crate) verdict: Box<Verdict>,
 }
 
+/// What an agent's line says.
+#[derive(Debug)]
+pub(crate) enum Heard {
+    Verdict(Handed),
+    /// It is alive, and its next line comes within this time.
+    Alive {
+        within: Duration,
+    },
+}
+
 /// The verdicts that an agent hands out: those of failed and of sampled flows.
 pub(crate) struct AgentStream {
     verdicts: Verdicts,
@@ -61,8 +71,8 @@ impl AgentStream {
         Ok(Self { verdicts: Verdicts::without(lines), _alive: alive, _process: process })
     }
 
-    /// The next verdict. An agent without failures has none for any time.
-    pub(crate) async fn next(&mut self) -> Result<Handed, VisitError> {
+    /// The next line. An agent without failures and without a heartbeat has none for any time.
+    pub(crate) async fn next(&mut self) -> Result<Heard, VisitError> {
         self.verdicts.next().await
     }
 }
@@ -91,21 +101,18 @@ impl Verdicts {
         Self { lines, first: None, silence: None }
     }
 
-    async fn next(&mut self) -> Result<Handed, VisitError> {
-        loop {
-            let line = match (self.first.take(), self.silence) {
-                (Some(first), _) => first?,
-                (None, Some(silence)) => self.lines.line_within(silence).await?,
-                (None, None) => self.lines.line().await?,
-            };
-            match wire::message(&line) {
-                Ok(Heartbeat { heartbeat }) => {
-                    let interval = Duration::from_secs(heartbeat.max(1).into());
-                    self.silence = Some(interval.saturating_mul(INTERVALS));
-                }
-                Err(_) => return self.lines.message(&line),
-            }
-        }
+    async fn next(&mut self) -> Result<Heard, VisitError> {
+        let line = match (self.first.take(), self.silence) {
+            (Some(first), _) => first?,
+            (None, Some(silence)) => self.lines.line_within(silence).await?,
+            (None, None) => self.lines.line().await?,
+        };
+        let Ok(Heartbeat { heartbeat }) = wire::message(&line) else {
+            return self.lines.message(&line).map(Heard::Verdict);
+        };
+        let within = Duration::from_secs(heartbeat.max(1).into());
+        self.silence = Some(within.saturating_mul(INTERVALS));
+        Ok(Heard::Alive { within })
     }
 }
 
@@ -127,6 +134,16 @@ mod tests {
         (Lines::new("agent-1", output, error.as_bytes()), end)
     }
 
+    /// The next verdict, after any number of heartbeats.
+    async fn verdict(verdicts: &mut Verdicts) -> Result<Verdict, VisitError> {
+        loop {
+            match verdicts.next().await? {
+                Heard::Verdict(handed) => return Ok(*handed.verdict),
+                Heard::Alive { within } => assert_eq!(within.as_secs(), 10),
+            }
+        }
+    }
+
     fn fault() -> String {
         report::record_line(&report::fixture::fault()).unwrap()
     }
@@ -146,9 +163,9 @@ mod tests {
             }
             agent
         });
-        assert_eq!(*verdicts.next().await.unwrap().verdict, report::fixture::fault());
+        assert_eq!(verdict(&mut verdicts).await.unwrap(), report::fixture::fault());
         assert_eq!(began.elapsed().as_secs(), 29 * 5);
-        let error = verdicts.next().await.unwrap_err();
+        let error = verdict(&mut verdicts).await.unwrap_err();
         assert_eq!(began.elapsed().as_secs(), 29 * 10 + 30);
         let expected = "the connection to the Pod agent-1 was lost: it has been silent for 30 s";
         assert_eq!(error.to_string(), expected);
@@ -162,7 +179,7 @@ mod tests {
         let first = fault();
         agent.write_all(first.as_bytes()).await.unwrap();
         let mut with_flag = Verdicts::with_heartbeat(lines).await.unwrap().unwrap();
-        with_flag.next().await.unwrap();
+        verdict(&mut with_flag).await.unwrap();
         let (lines, mut older) = command("");
         let mut without = Verdicts::without(lines);
         let writing = tokio::spawn(async move {
@@ -171,8 +188,8 @@ mod tests {
             older.write_all(fault().as_bytes()).await.unwrap();
             (agent, older)
         });
-        with_flag.next().await.unwrap();
-        without.next().await.unwrap();
+        verdict(&mut with_flag).await.unwrap();
+        verdict(&mut without).await.unwrap();
         drop(writing.await.unwrap());
     }
 
@@ -189,7 +206,9 @@ mod tests {
         let (lines, agent) = command("error: cannot connect to the agent at /run/viptrace/agent.sock\n");
         drop(agent);
         let mut verdicts = Verdicts::with_heartbeat(lines).await.unwrap().unwrap();
-        assert!(verdicts.next().await.unwrap_err().to_string().contains("cannot connect to the agent"));
+        assert!(
+            verdict(&mut verdicts).await.unwrap_err().to_string().contains("cannot connect to the agent")
+        );
     }
 
     /// The agent's process is stopped: the connection to its socket opens, and nothing answers.

@@ -43,7 +43,8 @@ impl Lab {
     fn take(&mut self, port: u16, earlier: bool) -> (bool, Option<String>) {
         let mut verdict = fixture::fault();
         verdict.flow.client.set_port(port);
-        self.reading.take(&Handed { earlier, verdict: Box::new(verdict) })
+        let now = self.now();
+        self.reading.take(&Handed { earlier, verdict: Box::new(verdict) }, now)
     }
 
     /// The step that is due, at the time when it is.
@@ -179,4 +180,47 @@ fn a_steady_connection_makes_the_patience_new() {
         lab.passed += STEADY;
     }
     assert!(lab.passed > PATIENCE);
+}
+
+/// A connection that died less than three intervals before the end was not found yet, and an agent that is alive is not late.
+#[test]
+fn an_overdue_heartbeat_at_the_end_is_a_time_in_which_the_agent_was_not_read() {
+    for (silent, is_whole) in [(14, true), (16, false), (29, false)] {
+        let mut lab = Lab::new();
+        lab.passed = 20 * SECOND;
+        let now = lab.now();
+        lab.reading.alive(now, 10 * SECOND);
+        lab.passed += silent * SECOND;
+        let now = lab.now();
+        lab.reading.ended(now);
+        assert_eq!(lab.reading.is_whole(), is_whole, "{silent} s");
+        if !is_whole {
+            let said =
+                "its agent was not read from 2027-01-15T08:00:20.000Z to the end: other flows may be missing";
+            assert_eq!(lab.reading.gaps(), [said]);
+        }
+    }
+    // A verdict is a line too.
+    let mut lab = Lab::new();
+    let now = lab.now();
+    lab.reading.alive(now, 10 * SECOND);
+    lab.passed = 14 * SECOND;
+    assert_eq!(lab.take(1, false), (true, None));
+    lab.passed = 28 * SECOND;
+    let now = lab.now();
+    lab.reading.ended(now);
+    assert!(lab.reading.is_whole());
+    // An older agent has no heartbeat.
+    let mut lab = Lab::new();
+    lab.passed = 1000 * SECOND;
+    let now = lab.now();
+    lab.reading.ended(now);
+    assert!(lab.reading.is_whole());
+    // An interruption is listed once.
+    lab.reading.alive(now, 10 * SECOND);
+    lab.lost();
+    lab.passed += 100 * SECOND;
+    let now = lab.now();
+    lab.reading.ended(now);
+    assert_eq!(lab.reading.gaps().len(), 1);
 }
