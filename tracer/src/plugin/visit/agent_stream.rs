@@ -36,7 +36,7 @@ pub(crate) struct Handed {
     pub(crate) verdict: Box<Verdict>,
 }
 
-/// What an agent's line says.
+/// The meaning of an agent's line.
 #[derive(Debug)]
 pub(crate) enum Heard {
     Verdict(Handed),
