@@ -31,6 +31,7 @@ fn wrong_usage_exits_with_2_and_a_hint() {
         (&["check", "-n", "shop", "svc/other/cart"], "-n names \"shop\": leave one out"),
         (&["trace", "-n", "shop", "10.96.0.10"], "-n has no effect with 10.96.0.10"),
         (&["top", "-n", "shop", "10.96.0.10"], "-n has no effect with 10.96.0.10"),
+        (&["path", "-n", "shop", "node", "10.96.0.10:53"], "-n has no effect from node to 10.96.0.10:53"),
         (&["replay", "x", "-o", "story", "--all"], "--all has no effect with -o story"),
         (&["replay", "x", "-o", "html", "--each"], "--each has no effect with -o html"),
         (&["check", "--from", "dump", "--kubeconfig", "k"], "cannot be used with"),

@@ -103,6 +103,12 @@ impl PathArgs {
         let namespace = self.namespace.as_deref();
         let from = sender(&self.sender, namespace).map_err(usage)?;
         let to = destination(&self.destination, namespace).map_err(usage)?;
+        if namespace.is_some() && !matches!(from, From::Pod(_)) && matches!(to, To::Address(_)) {
+            let (from, to) = (&self.sender, &self.destination);
+            return Err(usage(format!(
+                "-n has no effect from {from} to {to}: neither is a name in a namespace"
+            )));
+        }
         let protocol = self.protocol.map(|protocol| match protocol {
             Transport::Tcp => Protocol::TCP,
             Transport::Udp => Protocol::UDP,
