@@ -69,7 +69,7 @@ const CHECKS: &[Check] = &[
     },
 ];
 
-/// How many tests of a program run at once.
+/// The variable with the number of tests of a program that run at once.
 const THREADS: &str = "RUST_TEST_THREADS";
 
 /// Formatting and lints.
@@ -94,12 +94,9 @@ pub(crate) fn checks(place: &Place, printer: &Printer) -> Result<Tally> {
 /// `cargo test` of the whole workspace, with its output on stderr.
 pub(crate) fn cargo_test(place: &Place, printer: &Printer) -> Result<Tally> {
     let mut tally = Tally::default();
+    let threads = env::var_os(THREADS).unwrap_or_else(|| threads().to_string().into());
     let call = cargo("run the host's tests").args(["test", "--workspace", "--locked", "--no-fail-fast"]);
-    let call = match env::var_os(THREADS) {
-        Some(_) => call,
-        None => call.env(THREADS, threads().to_string()),
-    };
-    let command = call.directory(&place.repository);
+    let command = call.env(THREADS, threads).directory(&place.repository);
     let status = command.lines(|line| {
         printer.say(line);
         if let Some(test) = failed_test(line) {
