@@ -43,7 +43,7 @@ impl Reorder {
         &mut self,
         fill: impl FnOnce(&mut Sighting) -> Result<(), E>,
     ) -> Result<Timestamp, E> {
-        let mut sighting = self.spare.pop().unwrap_or_else(blank);
+        let mut sighting = self.spare.pop().unwrap_or_else(|| Box::new(Sighting::blank()));
         if let Err(error) = fill(&mut sighting) {
             self.spare.push(sighting);
             return Err(error);
@@ -113,11 +113,6 @@ impl Reorder {
     pub(super) fn next_deadline(&self) -> Option<Timestamp> {
         self.held.front().map(|first| first.time.saturating_add(self.window))
     }
-}
-
-/// A place for a sighting.
-fn blank() -> Box<Sighting> {
-    Box::new(Sighting::blank())
 }
 
 #[cfg(test)]

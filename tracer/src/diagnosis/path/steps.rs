@@ -57,14 +57,9 @@ impl<'a> Reader<'a> {
         match chosen.or_else(|| verdict_of(found.rule)) {
             Some(Verdict::Jump(to) | Verdict::Goto(to)) => match found.table.position(to) {
                 None => true,
-                Some(target) => match next {
-                    Some(
-                        Note::Matches { place: inner, .. }
-                        | Note::Chooses { place: inner, .. }
-                        | Note::Lost { place: inner, .. },
-                    ) => inner.table == place.table && inner.chain == target,
-                    _ => false,
-                },
+                Some(target) => next
+                    .and_then(Note::place)
+                    .is_some_and(|inner| inner.table == place.table && inner.chain == target),
             },
             // A return at the end of a chain skips nothing.
             Some(Verdict::Return) => place.rule + 1 < found.chain.rules.len(),
@@ -138,16 +133,10 @@ impl<'a> Reader<'a> {
         for note in notes.iter().take(position) {
             self.step(note, &mut state);
         }
-        let (Note::Assumes { place }
-        | Note::Lost { place, .. }
-        | Note::Matches { place, .. }
-        | Note::Chooses { place, .. }) = notes.get(position)?
-        else {
-            return None;
-        };
-        let found = self.find(*place)?;
+        let place = notes.get(position)?.place()?;
+        let found = self.find(place)?;
         state.enter(found.chain.base);
-        Some(state.rule(&found, *place, None))
+        Some(state.rule(&found, place, None))
     }
 
     /// Why the conditions of this rule cannot be judged.

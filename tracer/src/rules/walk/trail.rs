@@ -51,6 +51,17 @@ impl Note {
             _ => None,
         }
     }
+
+    /// The rule at which it was made.
+    pub(crate) const fn place(&self) -> Option<Place> {
+        match self {
+            Self::Matches { place, .. }
+            | Self::Chooses { place, .. }
+            | Self::Assumes { place }
+            | Self::Lost { place, .. } => Some(*place),
+            Self::Policy { .. } | Self::Routed { .. } | Self::Server { .. } => None,
+        }
+    }
 }
 
 /// Follows one packet's ways.
