@@ -83,9 +83,18 @@ pub fn unmount(target: &Path) -> io::Result<()> {
 
 /// Runs this thread before every thread of the usual kind and of a lower priority (1 to 99), until it waits.
 pub fn run_first(priority: libc::c_int) -> io::Result<()> {
+    run_before(0, priority)
+}
+
+/// The same for the thread with this number.
+pub fn run_thread_first(thread: u32, priority: libc::c_int) -> io::Result<()> {
+    run_before(process_number(thread)?, priority)
+}
+
+fn run_before(thread: libc::pid_t, priority: libc::c_int) -> io::Result<()> {
     let parameters = libc::sched_param { sched_priority: priority };
     // SAFETY: the parameters outlive the call, and 0 is this thread.
-    done(unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) })
+    done(unsafe { libc::sched_setscheduler(thread, libc::SCHED_FIFO, &raw const parameters) })
 }
 
 /// Sends a signal to a process, the leader of its group, and to the others of the group.

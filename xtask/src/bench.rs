@@ -237,8 +237,8 @@ struct Budget {
 /// The most that viptrace may cost (`docs/costs.md`): for attaching and a full trace's own work the targets, and for the rest its
 /// present cost with room for the noise, so that a dearer program is noticed. The targets of the rest are lower.
 const BUDGETS: [Budget; 6] = [
-    Budget { measure: "crr_median_ns", tool: "failures", at_most: 1.015 },
-    Budget { measure: "crr_median_ns", tool: "full", at_most: 1.035 },
+    Budget { measure: "crr_quartile_ns", tool: "failures", at_most: 1.015 },
+    Budget { measure: "crr_quartile_ns", tool: "full", at_most: 1.035 },
     Budget { measure: "crr_tool_cpu_ns", tool: "failures", at_most: 1_500.0 },
     Budget { measure: "crr_tool_cpu_ns", tool: "full", at_most: 40_000.0 },
     Budget { measure: "attach_ns", tool: "failures", at_most: 0.5e9 },
@@ -377,8 +377,8 @@ mod tests {
         let of_full = |name: &str, side: &str, value: u32| named(name, "full", 1, side, value);
         let beyond = |with, attached| {
             let metrics = [
-                of_full("crr_median_ns", "bare", 100_000),
-                of_full("crr_median_ns", "with", with),
+                of_full("crr_quartile_ns", "bare", 100_000),
+                of_full("crr_quartile_ns", "with", with),
                 of_full("attach_ns", "with", attached),
             ];
             beyond_budget(&groups(&metrics))
@@ -386,7 +386,7 @@ mod tests {
         assert_eq!(beyond(103_000, 500_000_000), [""; 0]);
         assert_eq!(
             beyond(105_000, 500_000_000),
-            ["beyond its budget: crr_median_ns of full is 1.05, at most 1.035"]
+            ["beyond its budget: crr_quartile_ns of full is 1.05, at most 1.035"]
         );
         assert_eq!(beyond(103_000, 510_000_000).len(), 1);
     }
