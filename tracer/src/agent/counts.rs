@@ -210,7 +210,7 @@ impl Counts {
         self.evicted.iter().map(|(key, total)| (key, total.count))
     }
 
-    /// Removes the series of Services, ports and endpoints that are gone, and were not counted, for longer than they are kept.
+    /// Removes the series of Services, ports and endpoints that have been found gone for longer than they are kept.
     /// Nothing is removed while the objects are not known. `unix` is the wall clock.
     pub(crate) fn remove_gone(&mut self, history: &History, now: Timestamp, unix: Timestamp) {
         if !history.knows(Kind::Service) || !history.knows(Kind::EndpointSlice) {
