@@ -133,7 +133,17 @@ impl Call {
     }
 
     /// Runs the program and passes each line of its stdout to `line` as it arrives. Its stderr goes to ours.
-    pub(crate) fn lines(mut self, mut line: impl FnMut(&str)) -> Result<ExitStatus> {
+    pub(crate) fn lines(mut self, line: impl FnMut(&str)) -> Result<ExitStatus> {
+        self.pass_lines(line)
+    }
+
+    /// The same. Fails unless the program succeeds.
+    pub(crate) fn lines_of_success(mut self, line: impl FnMut(&str)) -> Result<()> {
+        let status = self.pass_lines(line)?;
+        if status.success() { Ok(()) } else { Err(self.failure(&ended(status))) }
+    }
+
+    fn pass_lines(&mut self, mut line: impl FnMut(&str)) -> Result<ExitStatus> {
         let mut child = match self.command.stdout(Stdio::piped()).spawn() {
             Ok(child) => child,
             Err(error) => return Err(self.not_started(&error)),
@@ -234,6 +244,18 @@ mod tests {
             .unwrap();
         assert!(status.success());
         assert_eq!(seen, ["one", "two"]);
+    }
+
+    #[test]
+    fn lines_are_passed_although_the_program_fails() {
+        let mut seen = Vec::new();
+        let call = Call::new("count", "sh").args(["-c", "echo one; exit 3"]).hint("count again");
+        let error = call.lines_of_success(|line| seen.push(line.to_owned())).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "could not count: `sh -c 'echo one; exit 3'` exited with status 3\nhint: count again"
+        );
+        assert_eq!(seen, ["one"]);
     }
 
     #[test]
