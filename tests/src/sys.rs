@@ -83,17 +83,14 @@ pub fn unmount(target: &Path) -> io::Result<()> {
 
 /// Runs this thread before every thread of the usual kind and of a lower priority (1 to 99), until it waits.
 pub fn run_first(priority: libc::c_int) -> io::Result<()> {
-    run_before(0, priority)
+    run_thread_first(0, priority)
 }
 
-/// The same for the thread with this number.
+/// The same for the thread with this number; 0 is this one.
 pub fn run_thread_first(thread: u32, priority: libc::c_int) -> io::Result<()> {
-    run_before(process_number(thread)?, priority)
-}
-
-fn run_before(thread: libc::pid_t, priority: libc::c_int) -> io::Result<()> {
+    let thread = process_number(thread)?;
     let parameters = libc::sched_param { sched_priority: priority };
-    // SAFETY: the parameters outlive the call, and 0 is this thread.
+    // SAFETY: the parameters outlive the call.
     done(unsafe { libc::sched_setscheduler(thread, libc::SCHED_FIFO, &raw const parameters) })
 }
 
