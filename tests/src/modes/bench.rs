@@ -161,9 +161,9 @@ enum Side<'w> {
 }
 
 /// Measures both workloads once. The ratio of `crr_ns` is the effect on a client, and that of `crr_quartile_ns` the same
-/// without what happens beside it: whenever one of the kernel's caches of objects is empty, a connection takes some 2,700
-/// instructions more, which half of them meet once or more, so that a median falls on either side. `crr_tool_cpu_ns` is the
-/// tool's own work for each connection, much of which it does later, without what it does when idle.
+/// without what happens beside it: nearly half of the connections take some 2,700 instructions more, once or several times,
+/// so that a median falls on either side. `crr_tool_cpu_ns` is the tool's own work for each connection, much of which it does
+/// later, without what it does when idle.
 fn sample(workload: &Workload, tool: &Tool, round: u64, side: Side) -> Result<()> {
     let (side, watcher) = match side {
         Side::Bare => ("bare", None),

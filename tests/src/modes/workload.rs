@@ -4,8 +4,8 @@
 //!
 //! Both ends run before every other thread, the server first. Otherwise the scheduler decides at each wake-up whether the
 //! server runs at once or after the client's next call, which changes the number of context switches. The kernel's own
-//! thread for packets runs before both: before 6.4, once it was woken, all packets waited for it, so that in some runs each
-//! connection's end was handled during the next one, which costs 1 % more.
+//! thread for packets runs before both: before Linux 6.5 (commit d15121be7485), once it was woken, packets waited for it, and it
+//! for both ends, so that in some runs a connection's end was handled during the next one, which costs 1 % more.
 
 use std::{
     fs,
@@ -23,7 +23,7 @@ const TRANSFER_BYTES: usize = 20_000_000;
 /// The first byte of a connection names its workload.
 const EXCHANGE: u8 = b'x';
 const TRANSFER: u8 = b't';
-/// The ends' priorities.
+/// The priorities of the two ends, and of the kernel's thread for packets.
 const CLIENT: i32 = 1;
 const SERVER: i32 = 2;
 const PACKETS: i32 = 3;
