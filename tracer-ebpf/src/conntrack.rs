@@ -170,7 +170,7 @@ pub(crate) fn head(ct: u64) -> u64 {
 pub(crate) fn tcp_state(ct: u64) -> u32 {
     match globals::OFF_CT_TCP_STATE.load() {
         MISSING => MISSING,
-        offset => output::read::<u8>(ct.wrapping_add(u64::from(offset))).map_or(MISSING, u32::from),
+        offset => output::load::<u8>(ct.wrapping_add(u64::from(offset))).map_or(MISSING, u32::from),
     }
 }
 
@@ -178,27 +178,25 @@ pub(crate) fn tcp_state(ct: u64) -> u32 {
 ///
 /// # Safety
 ///
-/// As of [`net_in`].
-#[inline(always)]
-pub(crate) unsafe fn netns_in(copied: *const [u8; CT_HEAD_BYTES], ct: u64) -> u32 {
-    // SAFETY: as the caller promises.
-    output::netns_at(unsafe { net_in(copied, ct) })
-}
-
-/// The address of that namespace, 0 where it is unknown.
-///
-/// # Safety
-///
 /// `copied` must be valid for reads, and aligned to 4.
 #[inline(always)]
-pub(crate) unsafe fn net_in(copied: *const [u8; CT_HEAD_BYTES], ct: u64) -> u64 {
+pub(crate) unsafe fn netns_in(copied: *const [u8; CT_HEAD_BYTES], ct: u64) -> u32 {
     match globals::OFF_CT_NET.load() {
         MISSING => 0,
         offset => {
             let at = offset.wrapping_sub(globals::OFF_CT_BASE.load());
             // SAFETY: as the caller promises.
-            unsafe { output::net_in(copied, head(ct), at) }
+            unsafe { output::netns_in(copied, head(ct), at) }
         }
+    }
+}
+
+/// The address of an entry's namespace, 0 where it is unknown.
+#[inline(always)]
+pub(crate) fn net(ct: u64) -> u64 {
+    match globals::OFF_CT_NET.load() {
+        MISSING => 0,
+        offset => output::load(ct.wrapping_add(u64::from(offset))).unwrap_or(0),
     }
 }
 

@@ -20,7 +20,7 @@ pub(crate) trait Entry: EbpfContext {
     /// The word at an offset of the structure that argument `n` points to, 0 where it cannot be read.
     #[inline(always)]
     fn word_behind(&self, n: usize, offset: u32) -> u64 {
-        output::read(self.argument(n).wrapping_add(u64::from(offset))).unwrap_or(0)
+        output::load(self.argument(n).wrapping_add(u64::from(offset))).unwrap_or(0)
     }
 }
 

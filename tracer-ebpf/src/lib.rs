@@ -447,6 +447,8 @@ pub const SYMBOL_BYTES: usize = 64;
 
 /// Names of the kernel half's functions that not every trace calls.
 pub mod function {
+    /// In the place of a helper's number: the call of the kernel's function that user space puts there (`bpf_rdonly_cast`).
+    pub const CAST: u32 = 0x7fff_0001;
     /// The program that failing tracepoints share.
     pub const SHARED_TRACEPOINT: &str = "failing_tracepoint";
     /// The program that functions with a [`super::Cookie`] share.

@@ -6,7 +6,7 @@
 //! `filter` (a trace's target), `recorder`, `choices` and `failures` (an agent's decisions and counts, and the
 //! limits of what it reports), `shared` (an agent's programs for several hooks), `output` (records and the count of
 //! lost ones), `calls` (the memory of a CPU between two programs), `copies` (events that arrive while a program
-//! is busy) and `symbols` (where a function begins).
+//! is busy), `cast` (loads from the kernel's memory) and `symbols` (where a function begins).
 //! Conditions that a healthy run never meets are logged (`messages`).
 
 #![no_std]
@@ -20,6 +20,7 @@
 #![expect(clippy::needless_pass_by_value, reason = "aya's macros hand a program its context by value")]
 
 mod calls;
+mod cast;
 mod choices;
 mod conntrack;
 mod copies;

@@ -13,7 +13,7 @@ use aya_ebpf::{
 };
 use tracer_ebpf::{COMM_BYTES, HOOK_SLOTS, Header, Hook, Kind, LOST_ANY, MISSING, REASON_NONE};
 
-use crate::{globals, lookup::look_up_slot, messages, turns::opaque};
+use crate::{cast, globals, lookup::look_up_slot, messages, turns::opaque};
 
 /// `BPF_RB_AVAIL_DATA` (`include/uapi/linux/bpf.h`): the bytes that were not read yet.
 const BPF_RB_AVAIL_DATA: u64 = 0;
@@ -139,6 +139,16 @@ pub(crate) fn read<T: Scalar>(address: u64) -> Option<T> {
     };
     // SAFETY: the helper has written the whole value. Any bytes are a `Scalar`.
     (rc == 0).then(|| unsafe { value.assume_init() })
+}
+
+/// The same by a load where the kernel lets us: a bad address may also give 0.
+#[inline(always)]
+pub(crate) fn load<T: Scalar>(address: u64) -> Option<T> {
+    match cast::typed(address) {
+        // SAFETY: the kernel gives 0 for a bad address, and any bytes are a `Scalar`.
+        Some(typed) => Some(unsafe { ptr::read_volatile(typed) }),
+        None => read(address),
+    }
 }
 
 /// Numbers and arrays of numbers.
@@ -337,6 +347,6 @@ pub(crate) unsafe fn byte_in<const N: usize>(head: *const [u8; N], base: u64, of
 pub(crate) fn netns_at(net: u64) -> u32 {
     match globals::OFF_NET_INUM.load() {
         MISSING => 0,
-        inum => read(net.wrapping_add(u64::from(inum))).unwrap_or(0),
+        inum => load(net.wrapping_add(u64::from(inum))).unwrap_or(0),
     }
 }

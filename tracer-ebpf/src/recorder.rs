@@ -7,7 +7,7 @@
 //! and the socket at either side. Where the source is translated too, the server meets another address and port, by which
 //! the decision is kept a second time.
 
-use core::{mem::MaybeUninit, ptr};
+use core::{cell::UnsafeCell, mem::MaybeUninit, ptr};
 
 use aya_ebpf::{
     Global,
@@ -21,9 +21,11 @@ use tracer_ebpf::{
 };
 
 use crate::{
-    conntrack, failures, globals,
+    cast, conntrack, failures,
+    filter::AF_INET,
+    globals,
     lookup::{look_up, look_up_slot},
-    output,
+    output::{self, Scalar},
     turns::{opaque, turns},
     words::Words,
 };
@@ -52,10 +54,31 @@ static SERVICES: HashMap<End, u8> = HashMap::with_max_entries(1, BPF_F_NO_PREALL
 #[map]
 pub(crate) static SUPPRESSED: PerCpuArray<u64> = PerCpuArray::with_max_entries(SUPPRESSED_SLOTS, 0);
 
+/// A word of the programs' own memory, which they reach without a lookup.
+#[repr(transparent)]
+struct Word(UnsafeCell<u64>);
+
+// SAFETY: all CPUs read and write it as a whole.
+unsafe impl Sync for Word {}
+
+impl Word {
+    #[inline(always)]
+    fn get(&self) -> u64 {
+        // SAFETY: it is valid, and aligned.
+        unsafe { self.0.get().read_volatile() }
+    }
+
+    #[inline(always)]
+    fn set(&self, word: u64) {
+        // SAFETY: as in `get`.
+        unsafe { self.0.get().write_volatile(word) };
+    }
+}
+
 /// The address of [`RECORDED_NETNS`], once an entry has shown it: to compare it costs less than to read the number. It is no
 /// other's as long as user space lives in that namespace.
-#[map]
-static RECORDED_NET: Array<u64> = Array::with_max_entries(1, 0);
+#[unsafe(no_mangle)]
+static RECORDED_NET: Word = Word(UnsafeCell::new(0));
 
 /// Not 0 where an agent records.
 #[unsafe(no_mangle)]
@@ -102,10 +125,12 @@ pub(crate) fn on() -> bool {
 }
 
 /// The words of an entry's beginning. Those of a tuple are aligned, since it follows two pointers.
-type Head = [u64; CT_HEAD_BYTES / 8];
+type Head = [u64; HEAD_WORDS];
+const HEAD_WORDS: usize = CT_HEAD_BYTES / 8;
 
 /// The words of a tuple (`struct nf_conntrack_tuple`): the source's address, its port and the family with the first quarter of the
 /// destination's address, and the other quarters with its port, the protocol and the direction.
+#[derive(Clone, Copy)]
 #[repr(transparent)]
 struct Tuple([u64; 5]);
 
@@ -115,21 +140,29 @@ const PORT: u64 = 0xffff;
 /// In the words of a tuple, where the destination begins.
 const HALF: u32 = 32;
 
-impl Tuple {
-    /// The tuple whose source is at this offset of an entry. The verifier knows the offsets, and removes the comparison.
-    #[inline(always)]
-    fn at(head: &Head, offset: u32) -> Option<&Self> {
-        let from = u64::from(offset).wrapping_sub(u64::from(globals::OFF_CT_BASE.load()));
-        if from > (size_of::<Head>() - size_of::<Self>()) as u64 || !from.is_multiple_of(8) {
-            return None;
-        }
-        // SAFETY: the tuple lies within the words, as was compared, and is aligned like them.
-        Some(unsafe { &*head.as_ptr().byte_add(from as usize).cast::<Self>() })
-    }
+// SAFETY: any bytes are words.
+unsafe impl Scalar for Tuple {}
 
+/// The words of an entry's beginning at this offset of the entry. The verifier knows the offsets, and removes the comparison.
+#[inline(always)]
+fn part_of<T: Scalar>(head: &Head, offset: u32) -> Option<&T> {
+    let from = u64::from(offset).wrapping_sub(u64::from(globals::OFF_CT_BASE.load()));
+    if from > (size_of::<Head>() - size_of::<T>()) as u64 || !from.is_multiple_of(8) {
+        return None;
+    }
+    // SAFETY: the part lies within the words, as was compared, and is aligned like them.
+    Some(unsafe { &*head.as_ptr().byte_add(from as usize).cast::<T>() })
+}
+
+impl Tuple {
     #[inline(always)]
     fn protocol(&self) -> u64 {
         self.0[4] >> 48 & 0xff
+    }
+
+    #[inline(always)]
+    fn family(&self) -> u16 {
+        (self.0[2] >> 16) as u16
     }
 
     /// The source, without its protocol, which the destination has.
@@ -174,11 +207,9 @@ pub(crate) fn keep(ct: u64) -> bool {
         }
         &*head.as_ptr()
     };
-    let (Some(orig), Some(reply)) =
-        (Tuple::at(head, globals::OFF_CT_ORIG_SRC.load()), Tuple::at(head, globals::OFF_CT_REPLY_SRC.load()))
-    else {
-        return false;
-    };
+    let tuples: [Option<&Tuple>; 2] =
+        [globals::OFF_CT_ORIG_SRC.load(), globals::OFF_CT_REPLY_SRC.load()].map(|at| part_of(head, at));
+    let [Some(orig), Some(reply)] = tuples else { return false };
     let protocol = orig.protocol();
     if !matches!(protocol as u8, IPPROTO_TCP | IPPROTO_UDP | IPPROTO_SCTP) {
         return false;
@@ -190,8 +221,7 @@ pub(crate) fn keep(ct: u64) -> bool {
     }
     let client = orig.source();
     let client = Words { port: client.port | protocol << 16, ..client };
-    // SAFETY: the words are valid, and aligned to 8.
-    if is_recorded(unsafe { conntrack::net_in(ptr::from_ref(head).cast(), ct) }) {
+    if is_recorded(part_of(head, globals::OFF_CT_NET.load()).copied().unwrap_or_else(|| conntrack::net(ct))) {
         if part != Part::Endpoint {
             count(orig, reply);
         }
@@ -219,7 +249,7 @@ pub(crate) fn keep(ct: u64) -> bool {
         client.write(&raw mut (*to).client);
         (*to).tcp_state = tcp_state;
         (*to).standing = (reported as u32) << HANDED_OVER_SHIFT;
-        copy_words(head, (&raw mut (*to).ct_head).cast());
+        copy_words(head, (&raw mut (*to).ct_head).cast(), KEPT_WORDS.load());
     }
     if !orig.comes_from_destination(reply) {
         let Words { low, high, port } = reply.destination();
@@ -235,6 +265,11 @@ pub(crate) fn keep(ct: u64) -> bool {
 /// `head` must be valid for the write.
 #[inline(always)]
 unsafe fn copy_kept(head: *mut Head, ct: u64) -> bool {
+    if let Some(entry) = cast::typed(conntrack::head(ct)) {
+        // SAFETY: as the caller promises, and loads from there are volatile.
+        unsafe { load_kept(entry, head) };
+        return true;
+    }
     let (from, bytes) = (KEPT_FROM.load(), KEPT_BYTES.load());
     if from as usize >= size_of::<Head>() || bytes as usize > size_of::<Head>() - from as usize {
         return false;
@@ -244,17 +279,65 @@ unsafe fn copy_kept(head: *mut Head, ct: u64) -> bool {
     unsafe { output::copy_bytes(head.byte_add(from as usize).cast(), bytes, address) }
 }
 
-/// Copies the words of an entry that a decision keeps: the others are not there. The verifier knows them, and removes the comparisons.
+/// The same by loads, of which an entry of IPv4 needs fewer.
+///
+/// # Safety
+///
+/// `entry` must be valid for volatile reads, and `head` for the write.
+#[inline(always)]
+unsafe fn load_kept(entry: *const Head, head: *mut Head) {
+    let (kept, wide) = (KEPT_WORDS.load(), wide_words());
+    // SAFETY: as the caller promises. The family is in none of the wide words.
+    unsafe {
+        copy_words(entry, head, kept & !wide);
+        let orig: Option<&Tuple> = part_of(&*head, globals::OFF_CT_ORIG_SRC.load());
+        if orig.is_some_and(|orig| orig.family() == AF_INET) {
+            clear_words(head, kept & wide);
+        } else {
+            copy_words(entry, head, kept & wide);
+        }
+    }
+}
+
+/// The words of both tuples that only addresses of IPv6 reach, a bit each. In others they are 0, because the kernel begins with a
+/// tuple of zeros (`nf_ct_get_tuple` and `nf_ct_invert_tuple`, `net/netfilter/nf_conntrack_core.c`).
+#[inline(always)]
+fn wide_words() -> u32 {
+    /// The last half of the source's address, and all but the first and the last quarter of the destination's.
+    const OF_TUPLE: u32 = 1 << 1 | 1 << 3;
+    let place = |offset: u32| offset.wrapping_sub(globals::OFF_CT_BASE.load()) / 8;
+    let [orig, reply] = [globals::OFF_CT_ORIG_SRC.load(), globals::OFF_CT_REPLY_SRC.load()].map(place);
+    OF_TUPLE.wrapping_shl(orig) | OF_TUPLE.wrapping_shl(reply)
+}
+
+/// Copies these words, a bit each. The verifier knows which, and removes the comparisons.
+///
+/// # Safety
+///
+/// `head` must be valid for volatile reads, and `to` for the write.
+#[inline(always)]
+unsafe fn copy_words(head: *const Head, to: *mut Head, words: u32) {
+    let (head, to): (*const u64, *mut u64) = (head.cast(), to.cast());
+    for place in 0..HEAD_WORDS {
+        if words >> place & 1 != 0 {
+            // SAFETY: the caller promises it.
+            unsafe { to.add(place).write(head.add(place).read_volatile()) };
+        }
+    }
+}
+
+/// Makes these words 0.
 ///
 /// # Safety
 ///
 /// `to` must be valid for the write.
 #[inline(always)]
-unsafe fn copy_words(head: &Head, to: *mut u64) {
-    for (place, word) in head.iter().enumerate() {
-        if KEPT_WORDS.load() >> place & 1 != 0 {
+unsafe fn clear_words(to: *mut Head, words: u32) {
+    let to: *mut u64 = to.cast();
+    for place in 0..HEAD_WORDS {
+        if words >> place & 1 != 0 {
             // SAFETY: the caller promises it.
-            unsafe { to.add(place).write(*word) };
+            unsafe { to.add(place).write(0) };
         }
     }
 }
@@ -277,20 +360,15 @@ fn is_recorded(net: u64) -> bool {
     if RECORDED_NETNS.load() == 0 {
         return true;
     }
-    // SAFETY: a map's value: valid and aligned for as long as the program runs.
-    let known = RECORDED_NET.get_ptr(0).map(|known| unsafe { *known });
-    known == Some(net) || is_recorded_by_number(net)
+    RECORDED_NET.get() == net || is_recorded_by_number(net)
 }
 
 /// Until its address is known.
 #[inline(never)]
 fn is_recorded_by_number(net: u64) -> bool {
     let netns = output::netns_at(net);
-    if netns == RECORDED_NETNS.load()
-        && let Some(known) = RECORDED_NET.get_ptr_mut(0)
-    {
-        // SAFETY: as in `is_recorded`.
-        unsafe { known.write(net) };
+    if netns == RECORDED_NETNS.load() {
+        RECORDED_NET.set(net);
         return true;
     }
     netns == 0

@@ -26,7 +26,7 @@ use super::{
     keys::{self, KeySet},
     layout::{FIELDS, Layout},
     loader::{Link, LoadError, Loader, PERF_EVENTS_REFUSED},
-    object::{self, ObjectError, Prepared, Settings},
+    object::{self, ObjectError, Prepared, Settings, cast},
     plan::{HookPlan, Tier},
     recorder::RecorderOptions,
 };
@@ -608,6 +608,9 @@ fn settings(plan: &HookPlan, layout: &Layout, options: &Options) -> Settings {
     settings.set("KEPT_BYTES", kept.bytes);
     settings.set("KEPT_WORDS", kept.words);
     settings.set("REASON_NETFILTER_DROP", netfilter);
+    if let Some(cast) = plan.cast().filter(cast::is_accepted) {
+        settings.set_cast(cast);
+    }
     settings.set("TARGETED", u32::from(options.targets.is_some()));
     settings.set("EVENTS_BYTES", events_bytes);
     settings.set("CONFIRM_COPIES", copies(Hook::Confirm, plan.preempts_programs()));

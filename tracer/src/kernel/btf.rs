@@ -136,6 +136,11 @@ impl Btf {
         self.agree("struct", name, Record::is_aggregate, |_, record| Ok(record.size_or_type))
     }
 
+    /// The id of a struct or union in the kernel's BTF. Several of one name give no answer.
+    pub fn struct_id(&self, name: &str) -> Result<u32, LookupError> {
+        self.agree("struct", name, Record::is_aggregate, |id, _| Ok(id))
+    }
+
     /// The value of one enumerator, e.g. `SKB_DROP_REASON_NO_SOCKET` of `skb_drop_reason`.
     ///
     /// Each kernel numbers its own. A 64-bit unsigned value beyond `i64` is returned as negative. Kernels before 6.0 do

@@ -4,6 +4,7 @@
 //! and probes for features that every kernel with ring buffers has. The maps are aya's, and so are the parser and the linker
 //! (aya-obj).
 
+pub(super) mod cast;
 mod fold;
 mod stubs;
 
@@ -18,15 +19,15 @@ use aya::{
     maps::{Map, MapData, MapError},
 };
 use aya_obj::{
-    EbpfSectionKind, Function, Object, Program, btf::BtfFeatures, generated::bpf_map_type as Kind,
-    relocation::EbpfRelocationError,
+    EbpfSectionKind, Function, Object, ParseError, Program, btf::BtfFeatures,
+    generated::bpf_map_type as Kind, relocation::EbpfRelocationError,
 };
 use tracer_ebpf::map;
 use tracing::debug;
 
 use fold::Numbers;
 
-use super::bpf;
+use super::{bpf, plan::Cast};
 use crate::error::sentence;
 
 /// The map of the kernel half's numbers.
@@ -39,6 +40,7 @@ pub(super) struct Settings {
     sizes: HashMap<&'static str, u32>,
     with_messages: bool,
     uncalled: Vec<&'static str>,
+    cast: Option<Cast>,
 }
 
 /// Why the object cannot be made ready.
@@ -74,14 +76,15 @@ pub(super) struct Programs {
     sections: HashSet<usize>,
     linked: HashSet<String>,
     numbers: Option<Numbers>,
+    cast: Option<Cast>,
 }
 
 impl Programs {
     /// Takes the object, whose functions have their maps. Branches on the numbers are decided before the kernel sees them.
-    fn new(mut object: Object, numbers: Option<Numbers>) -> Self {
+    fn new(mut object: Object, numbers: Option<Numbers>, cast: Option<Cast>) -> Self {
         let sections = sections(&object);
         let by_name = std::mem::take(&mut object.programs);
-        Self { object, by_name, sections, linked: HashSet::new(), numbers }
+        Self { object, by_name, sections, linked: HashSet::new(), numbers, cast }
     }
 
     /// The program of this name, and its instructions with those of the functions that it calls. `None` if there is none.
@@ -103,6 +106,9 @@ impl Programs {
                 if let Some(numbers) = &self.numbers {
                     fold::fold(function, numbers);
                 }
+                if let Some(cast) = &self.cast {
+                    cast::put_into(&mut function.instructions, cast);
+                }
             }
             self.linked.insert(name.to_owned());
         }
@@ -120,12 +126,26 @@ impl Settings {
     /// that follow. The verifier would remove them too, but only after it has looked at them: on 7.2
     /// (`bpf_compute_subprog_arg_access`) that took most of the time to attach.
     pub(super) fn new(with_messages: bool, uncalled: Vec<&'static str>) -> Self {
-        Self { globals: Vec::new(), sizes: HashMap::new(), with_messages, uncalled }
+        Self { globals: Vec::new(), sizes: HashMap::new(), with_messages, uncalled, cast: None }
     }
 
     /// Sets a number of the kernel half's.
     pub(super) fn set(&mut self, name: &'static str, value: impl Number) {
         self.globals.push((name, value.bytes()));
+    }
+
+    /// Lets the programs say of which type an address is.
+    pub(super) fn set_cast(&mut self, cast: Cast) {
+        self.set("CAST_TYPE", cast.structure);
+        self.set("CAST_FROM", cast.from);
+        self.set("CAST_BYTES", cast.bytes);
+        self.cast = Some(cast);
+    }
+
+    /// Puts the numbers into the object.
+    fn put_numbers(&self, object: &mut Object) -> Result<(), ParseError> {
+        let globals = self.globals.iter().map(|(name, value)| (*name, (value.as_slice(), true)));
+        object.patch_map_data(globals.collect())
     }
 
     /// Sets how many entries a map has room for, or a ring buffer's bytes.
@@ -167,8 +187,7 @@ impl Number for [u64; 4] {
 pub(super) fn prepare(bytes: &[u8], settings: &Settings) -> Result<Prepared, ObjectError> {
     let unusable = |error: &(dyn std::error::Error + 'static)| ObjectError::Unusable(sentence(error));
     let mut object = Object::parse(bytes).map_err(|error| unusable(&error))?;
-    let globals = settings.globals.iter().map(|(name, value)| (*name, (value.as_slice(), true)));
-    object.patch_map_data(globals.collect()).map_err(|error| unusable(&error))?;
+    settings.put_numbers(&mut object).map_err(|error| unusable(&error))?;
     // What every kernel since 5.10 knows: functions, those checked by themselves, and sections.
     let features = BtfFeatures::new(true, true, true, false, false, false, false, false);
     let btf = object.fixup_and_sanitize_btf(&features).map_err(|error| unusable(&error))?;
@@ -205,7 +224,7 @@ pub(super) fn prepare(bytes: &[u8], settings: &Settings) -> Result<Prepared, Obj
     put_maps(&mut object, &linked, &settings.uncalled).map_err(|error| unusable(&error))?;
     let numbers = linked.iter().find(|(name, ..)| name == NUMBERS);
     let numbers = numbers.map(|(_, fd, map)| Numbers { map: *fd, bytes: map.data().to_vec() });
-    Ok(Prepared { programs: Programs::new(object, numbers), btf, maps, messages })
+    Ok(Prepared { programs: Programs::new(object, numbers, settings.cast), btf, maps, messages })
 }
 
 /// Puts the maps, each with its descriptor, into the functions, and leaves nothing of the uncalled ones.
@@ -293,11 +312,21 @@ mod tests {
             uncalled: &[&str],
             numbers: impl Fn(&Object) -> Option<Numbers>,
         ) -> BTreeMap<String, Function> {
+            linked_with(uncalled, numbers, &Settings::new(false, Vec::new()))
+        }
+
+        /// The same with a trace's settings.
+        fn linked_with(
+            uncalled: &[&str],
+            numbers: impl Fn(&Object) -> Option<Numbers>,
+            settings: &Settings,
+        ) -> BTreeMap<String, Function> {
             let mut object = Object::parse(OBJECT).unwrap();
+            settings.put_numbers(&mut object).unwrap();
             let numbers = numbers(&object);
             let maps: Vec<_> = object.maps.drain().map(|(name, map)| (name, 7, map)).collect();
             put_maps(&mut object, &maps, uncalled).unwrap();
-            let mut programs = Programs::new(object, numbers);
+            let mut programs = Programs::new(object, numbers, settings.cast);
             let names: Vec<String> = programs.by_name.keys().cloned().collect();
             let of = |name: String| {
                 let function = programs.linked(&name).unwrap().unwrap().1.clone();
@@ -482,21 +511,68 @@ mod tests {
             }
         }
 
+        /// The numbers that the object has.
+        fn numbers_of(object: &Object) -> Numbers {
+            Numbers { map: 7, bytes: object.maps[NUMBERS].data().to_vec() }
+        }
+
+        // No kernel has a helper of that number.
+        #[test]
+        fn the_cast_is_called_where_the_kernel_has_it_and_nowhere_else() {
+            const PROBE_READ: i32 = 113;
+            const KERNEL_FUNCTION: u8 = 2;
+            let calls = |cast: Option<Cast>| {
+                let mut settings = Settings::new(false, Vec::new());
+                settings.set("RECORDER", 1_u32);
+                settings.set("OFF_SKB_NFCT", 0x68_u32);
+                settings.set("OFF_CT_ORIG_SRC", 0x20_u32);
+                settings.set("OFF_CT_REPLY_SRC", 0x58_u32);
+                settings.set("OFF_CT_BASE", 0_u32);
+                settings.set("OFF_CT_TCP_STATE", 0xe0_u32);
+                settings.set("KEPT_FROM", 0x20_u32);
+                settings.set("KEPT_BYTES", 0x60_u32);
+                settings.set("KEPT_WORDS", 0xfff0_u32);
+                if let Some(cast) = cast {
+                    settings.set_cast(cast);
+                }
+                let programs = linked_with(&[], |object| Some(numbers_of(object)), &settings);
+                let called = |own: &bpf_insn| {
+                    assert_ne!(own.imm.cast_unsigned(), function::CAST);
+                    (own.code == CALL).then_some((own.src_reg(), own.imm))
+                };
+                let calls: Vec<_> =
+                    programs.values().flat_map(|own| own.instructions.iter().filter_map(called)).collect();
+                let reads = programs["confirm"].instructions.iter().filter_map(called);
+                (
+                    reads.filter(|call| *call == (0, PROBE_READ)).count(),
+                    calls
+                        .iter()
+                        .filter(|(kind, _)| *kind == KERNEL_FUNCTION)
+                        .map(|(_, id)| *id)
+                        .collect::<Vec<_>>(),
+                )
+            };
+            let (all_reads, none) = calls(None);
+            assert!(none.is_empty(), "{none:?}");
+            let (reads, casts) =
+                calls(Some(Cast { function: 70_000, structure: 7_000, from: 96, bytes: 256 }));
+            assert!(!casts.is_empty() && casts.iter().all(|id| *id == 70_000), "{casts:?}");
+            // Of the packet, of the entry's kept words, and of its TCP state, which a sampled connection's record has too.
+            assert_eq!(all_reads - reads, 4);
+        }
+
         #[test]
         fn branches_on_numbers_are_gone_with_what_they_hid() {
-            let own = |object: &Object| Some(Numbers { map: 7, bytes: object.maps[NUMBERS].data().to_vec() });
             let of_agent = [&function::MESSAGES[..], &function::OF_FILTER].concat();
-            let (whole, folded) = (linked(&of_agent), linked_for(&of_agent, own));
+            let (whole, folded) =
+                (linked(&of_agent), linked_for(&of_agent, |object| Some(numbers_of(object))));
             let mut twice = BTreeMap::new();
             for (name, own) in &folded {
                 let functions = Functions::of(own);
                 assert_eq!(functions.begins.len(), own.func_info.num_info as usize, "{name}");
                 assert!(own.instructions.len() <= whole[name].instructions.len(), "{name}");
                 let mut again = own.clone();
-                fold::fold(
-                    &mut again,
-                    &Numbers { map: 7, bytes: Object::parse(OBJECT).unwrap().maps[NUMBERS].data().to_vec() },
-                );
+                fold::fold(&mut again, &numbers_of(&Object::parse(OBJECT).unwrap()));
                 twice.insert(name.clone(), again);
             }
             // Without numbers, no field is there and nothing is recorded.

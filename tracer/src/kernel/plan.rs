@@ -57,6 +57,10 @@ pub trait KernelFacts {
     fn typed_tracepoint(&self, name: &str) -> Result<FentryTarget, String> {
         Err(format!("whether BTF describes the tracepoint {name} is unknown"))
     }
+    /// How a program says of which type an address is; `None` where the kernel has no such function (before 6.2).
+    fn cast(&self) -> Option<Cast> {
+        None
+    }
     /// Where fentry and fexit find a function, or the reason why they cannot be used for it.
     fn fentry(&self, name: &str) -> Result<FentryTarget, String> {
         Err(format!("whether fentry reaches {name} is unknown"))
@@ -70,6 +74,18 @@ pub struct FentryTarget {
     pub module: Option<&'static str>,
     /// Its id in that BTF.
     pub function: u32,
+}
+
+/// The kernel's function that makes typed memory of an address (`bpf_rdonly_cast`), and a type for any memory: a structure with
+/// an array of bytes, where the verifier accepts loads of any size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cast {
+    /// The ids of both in vmlinux's BTF.
+    pub function: u32,
+    pub structure: u32,
+    /// Where the array begins, and its length, bytes.
+    pub from: u32,
+    pub bytes: u32,
 }
 
 /// How functions are reached.
@@ -207,6 +223,7 @@ pub struct HookPlan {
     knows_sites: bool,
     send_reset_reason: Option<usize>,
     retransmit_error: Option<usize>,
+    cast: Option<Cast>,
 }
 
 impl HookPlan {
@@ -270,6 +287,7 @@ impl HookPlan {
             knows_sites,
             send_reset_reason,
             retransmit_error,
+            cast: kernel.cast(),
         }
     }
 
@@ -298,6 +316,11 @@ impl HookPlan {
     /// As [`KernelFacts::preempts_programs`].
     pub fn preempts_programs(&self) -> bool {
         self.preempts_programs
+    }
+
+    /// As [`KernelFacts::cast`].
+    pub fn cast(&self) -> Option<Cast> {
+        self.cast
     }
 
     /// As [`KernelFacts::has_kprobe_multi`].

@@ -15,7 +15,7 @@ use super::{
     btf::{Btf, BtfError, Expected, Prototype},
     environment::{Capability, Environment, Module},
     layout::{self, Layout, OPENVSWITCH},
-    plan::{FentryTarget, KernelFacts},
+    plan::{Cast, FentryTarget, KernelFacts},
 };
 use crate::error::Hint;
 
@@ -34,6 +34,9 @@ pub enum KernelError {
     )]
     SleepingRingBuffer,
 }
+
+/// A structure that every kernel has, and its array of bytes: the first 256 of an executable file (include/linux/binfmts.h).
+const ROOMY_TYPE: (&str, &str) = ("linux_binprm", "buf");
 
 /// The bytes of `spinlock_t` on `PREEMPT_RT`, where it sleeps (`struct rt_mutex_base`). A `raw_spinlock_t`, which the ring
 /// buffer has since 6.12 (kernel commit "bpf: Use `raw_spinlock_t` in ringbuf"), has 4.
@@ -216,6 +219,14 @@ impl KernelFacts for RunningKernel {
         self.environment.preempts_programs
     }
 
+    fn cast(&self) -> Option<Cast> {
+        let function = self.vmlinux.function_id("bpf_rdonly_cast").ok()?;
+        let (structure, array) = ROOMY_TYPE;
+        let place = self.vmlinux.member(structure, array).ok()?;
+        let structure = self.vmlinux.struct_id(structure).ok()?;
+        Some(Cast { function, structure, from: place.offset_bytes, bytes: place.size_bytes })
+    }
+
     fn typed_tracepoint(&self, name: &str) -> Result<FentryTarget, String> {
         let function = self.vmlinux.tracepoint_id(name).map_err(|error| error.to_string())?;
         Ok(FentryTarget { module: None, function })
@@ -288,6 +299,8 @@ fn expected_names() -> Expected {
         "bpf_kprobe_multi_link",
         "bpf_link_info",
         "bpf_raw_tp_link",
+        "bpf_rdonly_cast",
+        ROOMY_TYPE.0,
         "fprobe_hlist",
         "perf_event",
         // Of tracepoints: see `Btf::raw_tracepoint`.
@@ -342,6 +355,27 @@ mod tests {
         assert!(kernel.typed_tracepoint("tcp_send_reset").is_err());
         let absent = kernel.fentry("nf_send_unreach").unwrap_err();
         assert_eq!(absent, "the module nf_reject_ipv4 is not loaded");
+    }
+
+    #[test]
+    fn the_cast_is_found_with_a_type_for_any_memory() {
+        let kernel = |with_cast: bool| {
+            let mut w = Writer::new();
+            let byte = w.int("char", 1);
+            let bytes = w.array(byte, 256);
+            let structure = w.structure("linux_binprm", 352, &[("buf", bytes, 96 * 8, 0)]);
+            let prototype = w.prototype(byte, &[("obj__ign", byte), ("btf_id__k", byte)]);
+            let function = with_cast.then(|| w.function("bpf_rdonly_cast", prototype));
+            let root = tempfile::tempdir().unwrap();
+            fs::create_dir_all(root.path().join("sys/kernel/btf")).unwrap();
+            fs::write(root.path().join("sys/kernel/btf/vmlinux"), w.finish()).unwrap();
+            let kernel = RunningKernel::open(Environment::inspect_at(root.path())).unwrap();
+            (kernel.cast(), function.map(|function| Cast { function, structure, from: 96, bytes: 256 }))
+        };
+        for with_cast in [true, false] {
+            let (found, expected) = kernel(with_cast);
+            assert_eq!((found, found.is_some()), (expected, with_cast));
+        }
     }
 
     #[test]

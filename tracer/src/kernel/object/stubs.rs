@@ -10,7 +10,7 @@ use aya_obj::{
 };
 
 /// `BPF_ALU64 | BPF_MOV | BPF_K`, `BPF_JMP | BPF_EXIT` and `BPF_JMP | BPF_CALL`.
-const MOVE: u8 = 0xb7;
+pub(super) const MOVE: u8 = 0xb7;
 pub(super) const EXIT: u8 = 0x95;
 pub(super) const CALL: u8 = 0x85;
 /// `BPF_PSEUDO_CALL`: the call of a function of the same program, by its distance from the next instruction.
