@@ -2,7 +2,10 @@
 //! in turn. On a guest whose clock counts instructions (QEMU's `-icount`) a nanosecond is an instruction, independent
 //! of the host's load. It defines the method and emits metric lines; the host evaluates them.
 
-use std::{fs, time::Instant};
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, bail};
 use serde_json::json;
@@ -11,7 +14,7 @@ use super::workload::{self, Workload};
 use crate::{
     boot, console,
     dataplane::{Mode, Variant},
-    rules,
+    rules, wait,
     watcher::{Ready, Watcher},
     world::{NODE, Stage, Watch, World},
 };
@@ -163,7 +166,7 @@ enum Side<'w> {
 /// Measures both workloads once. The ratio of `crr_ns` is the effect on a client, and that of `crr_quartile_ns` the same
 /// without what happens beside it: nearly half of the connections take some 2,700 instructions more, once or several times,
 /// so that a median falls on either side. `crr_tool_cpu_ns` is the tool's own work for each connection, much of which it does
-/// later, without what it does when idle.
+/// later.
 fn sample(workload: &Workload, tool: &Tool, round: u64, side: Side) -> Result<()> {
     let (side, watcher) = match side {
         Side::Bare => ("bare", None),
@@ -190,21 +193,26 @@ fn sample(workload: &Workload, tool: &Tool, round: u64, side: Side) -> Result<()
     Ok(())
 }
 
-/// Enough connections for a tool that works on one of a hundred.
-const BATCHES: usize = 10;
+/// The batches of connections in a window with few and in one with many: even the few are enough for a tool that works on one of a
+/// hundred.
+const FEW: usize = 5;
+const MANY: usize = 45;
 
-/// What a tool itself does for each connection.
+/// A multiple of the periods of a tool's other work, the longest of which is a minute (the state of the node).
+const WINDOW: Duration = Duration::from_mins(1);
+
+/// The tool's own work for each connection: the difference of two windows that have as much other work.
 fn own_work(workload: &Workload, watcher: &Watcher) -> Result<u128> {
-    let (started, before) = (Instant::now(), watcher.cpu_ns()?);
-    let idle = watcher.cpu_with_idle_ns(before)?;
-    let rest = started.elapsed();
-    let (started, before) = (Instant::now(), watcher.cpu_ns()?);
-    for _ in 0..BATCHES {
-        workload.connections()?;
-    }
-    let used = watcher.cpu_with_idle_ns(before)?;
-    let idle = idle * started.elapsed().as_nanos() / rest.as_nanos().max(1);
-    Ok(used.saturating_sub(idle) / (BATCHES * workload::CONNECTIONS) as u128)
+    let work = |batches| -> Result<u64> {
+        let (started, before) = (Instant::now(), watcher.cpu_ns()?);
+        for _ in 0..batches {
+            workload.connections()?;
+        }
+        wait::until_older_than(started, WINDOW);
+        Ok(watcher.cpu_ns()?.saturating_sub(before))
+    };
+    let (few, many) = (work(FEW)?, work(MANY)?);
+    Ok(u128::from(many.saturating_sub(few)) / ((MANY - FEW) * workload::CONNECTIONS) as u128)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "durations of a bench fit in 53 bits")]
