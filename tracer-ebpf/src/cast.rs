@@ -38,7 +38,7 @@ fn cast(address: u64, id: u32) -> u64 {
     unsafe {
         core::arch::asm!(
             "call {function}",
-            function = const tracer_ebpf::function::CAST,
+            function = const tracer_ebpf::CAST_CALL,
             inlateout("r1") address => _,
             inlateout("r2") u64::from(id) => _,
             lateout("r0") typed,

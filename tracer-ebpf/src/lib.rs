@@ -445,10 +445,11 @@ pub struct SymbolQuery {
 /// The longest name of a [`SymbolQuery`], and one byte. The kernel's may have 512 (`KSYM_NAME_LEN`); a hook's have fewer than 40.
 pub const SYMBOL_BYTES: usize = 64;
 
+/// In the place of a helper's number: user space puts the call of a function of the kernel there (`bpf_rdonly_cast`).
+pub const CAST_CALL: u32 = 0x7fff_0001;
+
 /// Names of the kernel half's functions that not every trace calls.
 pub mod function {
-    /// In the place of a helper's number: the call of the kernel's function that user space puts there (`bpf_rdonly_cast`).
-    pub const CAST: u32 = 0x7fff_0001;
     /// The program that failing tracepoints share.
     pub const SHARED_TRACEPOINT: &str = "failing_tracepoint";
     /// The program that functions with a [`super::Cookie`] share.

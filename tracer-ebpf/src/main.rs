@@ -3,7 +3,7 @@
 //! A healthy connection meets `__nf_conntrack_confirm` once and, in a full trace, its sockets' few changes of
 //! state; every other program sits on a path that only failures take. One file per subsystem (`conntrack`,
 //! `packet`, `ipvs`, `tcp`, `drops`); they share `globals` (this kernel's offsets), `entry` (kprobe or fentry),
-//! `filter` (a trace's target), `recorder`, `choices` and `failures` (an agent's decisions and counts, and the
+//! `filter` (a trace's target), `recorder`, `kept`, `choices` and `failures` (an agent's decisions and counts, and the
 //! limits of what it reports), `shared` (an agent's programs for several hooks), `output` (records and the count of
 //! lost ones), `calls` (the memory of a CPU between two programs), `copies` (events that arrive while a program
 //! is busy), `cast` (loads from the kernel's memory) and `symbols` (where a function begins).
@@ -30,6 +30,7 @@ mod failures;
 mod filter;
 mod globals;
 mod ipvs;
+mod kept;
 mod lookup;
 mod messages;
 mod output;

@@ -314,7 +314,7 @@ pub(crate) unsafe fn netns_in<const N: usize>(head: *const [u8; N], base: u64, o
 ///
 /// `head` must be valid for reads, and aligned to 4.
 #[inline(always)]
-pub(crate) unsafe fn net_in<const N: usize>(head: *const [u8; N], base: u64, offset: u32) -> u64 {
+unsafe fn net_in<const N: usize>(head: *const [u8; N], base: u64, offset: u32) -> u64 {
     let at = offset as usize;
     if at > N - size_of::<u64>() || !at.is_multiple_of(4) || cfg!(target_endian = "big") {
         return read(base.wrapping_add(u64::from(offset))).unwrap_or(0);

@@ -292,7 +292,7 @@ mod tests {
     mod linked {
         use std::collections::BTreeMap;
 
-        use tracer_ebpf::{Attach, Hook, function};
+        use tracer_ebpf::{Attach, CAST_CALL, Hook, function};
 
         use aya_obj::generated::bpf_insn;
 
@@ -537,7 +537,7 @@ mod tests {
                 }
                 let programs = linked_with(&[], |object| Some(numbers_of(object)), &settings);
                 let called = |own: &bpf_insn| {
-                    assert_ne!(own.imm.cast_unsigned(), function::CAST);
+                    assert_ne!(own.imm.cast_unsigned(), CAST_CALL);
                     (own.code == CALL).then_some((own.src_reg(), own.imm))
                 };
                 let calls: Vec<_> =

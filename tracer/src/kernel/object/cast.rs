@@ -1,7 +1,7 @@
 //! The kernel's cast of an address to a type (`bpf_rdonly_cast`), which the object calls by a number that no helper has.
 
 use aya_obj::generated::bpf_insn;
-use tracer_ebpf::function;
+use tracer_ebpf::CAST_CALL;
 use tracing::debug;
 
 use super::stubs::{CALL, EXIT, MOVE, instruction};
@@ -21,7 +21,7 @@ const LOAD_BYTE: u8 = 0x71;
 /// Puts the calls into a linked program.
 pub(super) fn put_into(instructions: &mut [bpf_insn], cast: &Cast) {
     let is_call =
-        |own: &bpf_insn| own.code == CALL && own.src_reg() == 0 && own.imm.cast_unsigned() == function::CAST;
+        |own: &bpf_insn| own.code == CALL && own.src_reg() == 0 && own.imm.cast_unsigned() == CAST_CALL;
     for own in instructions.iter_mut().filter(|own| is_call(own)) {
         *own = call(cast);
     }
