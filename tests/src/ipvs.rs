@@ -19,6 +19,8 @@ use crate::{
     world::{Stage, World},
 };
 
+/// The longest wait for the kernel to free deleted rules.
+const LIMIT: Duration = Duration::from_secs(10);
 /// The interface that holds the virtual servers' addresses; it stays down.
 const LINK: &str = "kube-ipvs0";
 /// `IP_VS_TCP_S_ESTABLISHED` in `tcp_timeouts` of `net/netfilter/ipvs/ip_vs_proto_tcp.c`.
@@ -152,7 +154,8 @@ impl Capture {
 pub fn clear(node: &Netns) -> Result<()> {
     node.command("nft", &["flush", "ruleset"])?;
     node.command("ipvsadm", &["-C"])?;
-    node.command("ipset", &["destroy"])?;
+    // The kernel frees the deleted rules, which refer to the sets, a moment later (`nf_tables_trans_destroy_work`).
+    wait::until("the sets to be destroyed", LIMIT, || node.command("ipset", &["destroy"]).ok())?;
     let there = node.run(|| Path::new("/proc/sys/net/ipv4/conf").join(LINK).exists())?;
     if there { node.ip_batch(&[format!("link del {LINK}")]) } else { Ok(()) }
 }
