@@ -240,7 +240,7 @@ const BUDGETS: [Budget; 7] = [
     Budget { measure: "crr_quartile_ns", tool: "none", at_most: 1.003 },
     Budget { measure: "crr_quartile_ns", tool: "failures", at_most: 1.01 },
     Budget { measure: "crr_quartile_ns", tool: "full", at_most: 1.03 },
-    Budget { measure: "crr_tool_cpu_ns", tool: "failures", at_most: 1_500.0 },
+    Budget { measure: "crr_tool_cpu_ns", tool: "failures", at_most: 500.0 },
     Budget { measure: "crr_tool_cpu_ns", tool: "full", at_most: 40_000.0 },
     Budget { measure: "attach_ns", tool: "failures", at_most: 0.5e9 },
     Budget { measure: "attach_ns", tool: "full", at_most: 0.5e9 },

@@ -196,7 +196,7 @@ fn sample(workload: &Workload, tool: &Tool, round: u64, side: Side) -> Result<()
 /// The batches of connections in a window with few and in one with many: even the few are enough for a tool that works on one of a
 /// hundred.
 const FEW: usize = 5;
-const MANY: usize = 45;
+const MANY: usize = 75;
 
 /// A multiple of the periods of a tool's other work, the longest of which is a minute (the state of the node).
 const WINDOW: Duration = Duration::from_mins(1);
