@@ -17,6 +17,8 @@ use crate::{cast, globals, lookup::look_up_slot, messages, turns::opaque};
 
 /// `BPF_RB_AVAIL_DATA` (`include/uapi/linux/bpf.h`): the bytes that were not read yet.
 const BPF_RB_AVAIL_DATA: u64 = 0;
+/// `BPF_RB_FORCE_WAKEUP` (the same).
+const BPF_RB_FORCE_WAKEUP: u32 = 2;
 
 /// The size of [`EVENTS`], bytes.
 #[unsafe(no_mangle)]
@@ -87,8 +89,19 @@ fn is_first_lost(hook: u32, slot_of: impl Fn(u32) -> Option<*mut u64>) -> bool {
 
 #[inline(always)]
 pub(crate) fn submit<T>(entry: RingBufEntry<T>) {
-    // The kernel wakes the reader only if it had caught up, so a reader that waits on purpose gets batches.
-    entry.submit(0);
+    entry.submit(u64::from(wake_up()));
+}
+
+/// The kernel wakes the reader only if it had caught up, so a reader that waits on purpose gets batches. It is woken once more
+/// when the buffer is half full: by each record of the next eighth, since those that other CPUs submit at the same time
+/// count too. The verifier checks this by itself, and not with each path that leads to a record.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn wake_up() -> u32 {
+    // A power of two.
+    let bytes = u64::from(EVENTS_BYTES.load());
+    let beyond_half = EVENTS.query(BPF_RB_AVAIL_DATA) ^ (bytes / 2);
+    if beyond_half < bytes / 8 { BPF_RB_FORCE_WAKEUP } else { 0 }
 }
 
 #[inline(always)]

@@ -3,6 +3,7 @@
 //! Nor has a connection to an endpoint itself, as those that another node translated arrive.
 
 pub(super) mod shared;
+pub(super) mod small_buffer;
 
 use std::{net::SocketAddr, time::Duration};
 

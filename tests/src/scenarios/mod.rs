@@ -231,6 +231,7 @@ pub const ALL: &[Scenario] = &[
     scenario("agent-tables-deleted", agent::rules::tables_deleted).on(NFTABLES_ONLY),
     scenario("clock-steps", clock::story).runs(ENDS),
     scenario("failures-noisy", failures::noisy).runs(ENDS),
+    scenario("failures-small-buffer", failures::small_buffer::story).runs(ENDS),
     scenario("terminal", terminal::story),
     scenario("check-kernel", check_kernel::story).runs(EVERY_KERNEL),
     scenario("check-kernel-without-reject", check_kernel::without_reject_module).runs(EVERY_KERNEL),

@@ -609,7 +609,8 @@ impl<'a> Trace<'a> {
     fn deadline(&self, end: Option<Instant>, sink: &impl Sink) -> Option<Instant> {
         let flows =
             [self.pipeline.pipeline().next_deadline(), self.reader.next_way()].into_iter().flatten().min();
-        let flows = flows.map(|at| Instant::now() + at.since(now()).max(TOGETHER));
+        let together = self.tracer.as_ref().map_or(TOGETHER, Tracer::batch);
+        let flows = flows.map(|at| Instant::now() + at.since(now()).max(together));
         let is_busy = self.reader.has_more() || self.pipeline.pipeline().has_backlog();
         let modules = Some(self.modules_read + MODULES);
         let due = [

@@ -39,6 +39,8 @@ use crate::{
 /// How long the reader lets records gather after the first one. The kernel wakes it once per batch, not once per
 /// record.
 const BATCH: Duration = Duration::from_millis(50);
+/// The same of a recorder. It has few records, so that most of the work is that of the turns, and not of their records.
+const BATCH_OF_RECORDER: Duration = Duration::from_millis(500);
 
 /// How long the sum of all losses is trusted.
 const LOSSES: Duration = Duration::from_secs(1);
@@ -186,12 +188,29 @@ impl Tracer {
         std::mem::take(&mut self.undecodable)
     }
 
-    /// Waits until there is something to read, and a little longer, so that a busy node is read in batches and an
-    /// idle one not at all.
+    /// Waits until there is something to read, and for [`Self::batch`], so that a busy node is read in batches and an idle one
+    /// not at all. A buffer that is half full ends the wait. Read everything afterwards, also if the wait was cancelled.
     pub(crate) async fn readable(&mut self) -> io::Result<()> {
-        self.ring.readable_mut().await?.retain_ready();
-        tokio::time::sleep(BATCH).await;
+        let batch = self.batch();
+        self.ring.readable_mut().await?.clear_ready();
+        // The programs wake the reader a second time when the buffer is half full (`output.rs` in the kernel half).
+        if let Ok(half_full) = tokio::time::timeout(batch, self.ring.readable_mut()).await {
+            half_full?.retain_ready();
+        }
         Ok(())
+    }
+
+    /// How long records gather before they are read.
+    pub(crate) fn batch(&self) -> Duration {
+        if self.is_recorder() { BATCH_OF_RECORDER } else { BATCH }
+    }
+
+    /// From now on the next record wakes [`Self::readable`]. Call it before the records are read: one that comes between the
+    /// last reading and this call would wake nothing, nor would those behind it.
+    pub(crate) fn rearm(&mut self) {
+        if let Some(Ok(mut guard)) = futures::FutureExt::now_or_never(self.ring.readable_mut()) {
+            guard.clear_ready();
+        }
     }
 
     /// Reads the available records, at most `limit`, in the order of the ring buffer. Records of different CPUs may be
@@ -256,15 +275,6 @@ impl Tracer {
                 keep(record.as_ref());
                 into.push(sighting);
             }
-        }
-    }
-
-    /// Call it once [`Self::drain`] returned less than its limit: the next [`Self::readable`] then waits for new
-    /// records.
-    pub(crate) fn caught_up(&mut self) {
-        // The kernel notifies again for the next record, because the reader has reached the producer.
-        if let Some(Ok(mut guard)) = futures::FutureExt::now_or_never(self.ring.readable_mut()) {
-            guard.clear_ready();
         }
     }
 

@@ -46,8 +46,8 @@ pub(super) trait Source {
     fn has_suppressed(&mut self) -> anyhow::Result<bool>;
     /// The failures that a limit of the kernel suppressed since the last call.
     fn suppressed(&mut self) -> anyhow::Result<Vec<SuppressedFailures>>;
-    /// The buffer was read to its end.
-    fn caught_up(&mut self);
+    /// Called before the records are read: those that come from then on wake the reader again.
+    fn rearm(&mut self);
 }
 
 impl Source for Tracer {
@@ -73,8 +73,8 @@ impl Source for Tracer {
         Self::suppressed(self).context("cannot read how many failures were suppressed")
     }
 
-    fn caught_up(&mut self) {
-        Self::caught_up(self);
+    fn rearm(&mut self) {
+        Self::rearm(self);
     }
 }
 
@@ -158,6 +158,7 @@ impl Reader {
         source: &mut impl Source,
         pipeline: &mut Recorded,
     ) -> anyhow::Result<Timestamp> {
+        source.rearm();
         let mut waiting = Waiting {
             reader: self,
             source,
@@ -171,9 +172,6 @@ impl Reader {
             return Err(failure);
         }
         self.has_more = matches!(read, Read::UpTo(_));
-        if !self.has_more {
-            source.caught_up();
-        }
         Ok(if self.is_waiting { self.until.0 } else { self.until.advance(began, read) })
     }
 

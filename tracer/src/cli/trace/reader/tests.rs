@@ -173,9 +173,7 @@ impl Source for Endless {
         Ok(Vec::new())
     }
 
-    fn caught_up(&mut self) {
-        unreachable!("it never runs dry")
-    }
+    fn rearm(&mut self) {}
 }
 
 #[test]
@@ -234,6 +232,51 @@ fn a_stop_request_takes_effect_while_the_source_never_runs_dry() {
     });
 }
 
+/// A buffer whose next record comes right after a reading, and wakes the reader only if it is armed by then.
+#[derive(Default)]
+struct Late {
+    is_armed: bool,
+    readings: usize,
+    woke: bool,
+}
+
+impl Source for Late {
+    fn drain(&mut self, _: usize, _: &mut Vec<Sighting>, _: &mut dyn FnMut(&[u8])) -> usize {
+        self.readings += 1;
+        0
+    }
+
+    fn has_more(&self) -> bool {
+        false
+    }
+
+    fn lost(&mut self) -> anyhow::Result<Vec<(Option<Hook>, u64)>> {
+        // The record comes now.
+        self.woke = std::mem::take(&mut self.is_armed);
+        Ok(Vec::new())
+    }
+
+    fn has_suppressed(&mut self) -> anyhow::Result<bool> {
+        Ok(false)
+    }
+
+    fn suppressed(&mut self) -> anyhow::Result<Vec<SuppressedFailures>> {
+        Ok(Vec::new())
+    }
+
+    fn rearm(&mut self) {
+        // Another one would forget the record's wake-up.
+        (self.is_armed, self.woke) = (true, false);
+    }
+}
+
+#[test]
+fn a_record_that_comes_right_after_a_reading_wakes_the_reader() {
+    let (mut source, mut trace) = (Late::default(), trace());
+    Reader::new(now()).read(&mut source, &mut trace).unwrap();
+    assert!(source.readings > 0 && source.woke);
+}
+
 /// Batches of sightings, and the losses that the kernel counts with each.
 struct Losing {
     batches: Vec<(Vec<Sighting>, u64)>,
@@ -274,7 +317,7 @@ impl Source for Losing {
         Ok(if count > 0 { vec![of] } else { Vec::new() })
     }
 
-    fn caught_up(&mut self) {}
+    fn rearm(&mut self) {}
 }
 
 const CLIENT: [u8; 4] = [10, 244, 1, 100];
