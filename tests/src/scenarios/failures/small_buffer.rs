@@ -25,8 +25,9 @@ pub(in crate::scenarios) fn story(stage: &mut Stage) -> Result<()> {
     stage.needs_viptrace()?;
     let ended = stage.stop_watching()?;
     let lost = lost(&ended.stderr)?;
-    // A busy machine may keep the reader from the CPU. Without the second wake-up two thirds of the records are lost.
-    ensure!(lost <= SERVED / 10, "{lost} events were lost of {SERVED} connections: {}", ended.stderr);
+    // A busy machine keeps the reader from the CPU, but the connections too. On an idle one two thirds of the records are lost
+    // without the second wake-up.
+    ensure!(lost <= SERVED / 3, "{lost} events were lost of {SERVED} connections: {}", ended.stderr);
     Ok(())
 }
 
