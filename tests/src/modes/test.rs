@@ -49,12 +49,13 @@ pub(super) fn run(world: &World, filter: &str, watch: Watch) -> Result<bool> {
         .filter(|scenario| watched && is_chosen(scenario.name) && is_shared(scenario.shares))
         .collect();
     if chosen.is_empty() && beside.is_empty() {
-        let all = scenarios::ALL.iter().map(|scenario| scenario.name);
-        let names: Vec<&str> = all.chain(scenarios::BESIDE.iter().map(|scenario| scenario.name)).collect();
-        bail!(
-            "no scenario's name contains {filter:?}, or kernel {kernel:?} runs none; the scenarios are {}",
-            names.join(", ")
-        );
+        let all = scenarios::ALL
+            .iter()
+            .flat_map(|scenario| variants(scenario).into_iter().map(|variant| scenario.name_in(variant)));
+        let names: Vec<String> =
+            all.chain(scenarios::BESIDE.iter().map(|scenario| scenario.name.to_owned())).collect();
+        let of_kernel = kernel.map_or_else(String::new, |kernel| format!(" of those that {kernel} runs"));
+        bail!("no scenario's name{of_kernel} is chosen by {filter:?}; there are {}", names.join(", "));
     }
     let part = Part::named(boot::kernel_argument("lab.part").as_deref())?;
     let (chosen, beside) = (part.of(chosen), part.of(beside));

@@ -64,7 +64,7 @@ use recorder::Exchange;
 use sink::Shown;
 pub(super) use sink::Sink;
 
-/// Flows end one by one. Those that settle within this time of each other are judged together.
+/// Flows end one by one. Those that settle within this time of each other, or that of a batch of records, are judged together.
 const TOGETHER: Duration = Duration::from_millis(50);
 /// The maximum of one turn for judging: the rest follows in the next turn.
 const JUDGING: Duration = Duration::from_millis(100);
