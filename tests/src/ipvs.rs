@@ -155,7 +155,15 @@ pub fn clear(node: &Netns) -> Result<()> {
     node.command("nft", &["flush", "ruleset"])?;
     node.command("ipvsadm", &["-C"])?;
     // The kernel frees the deleted rules, which refer to the sets, a moment later (`nf_tables_trans_destroy_work`).
-    wait::until("the sets to be destroyed", LIMIT, || node.command("ipset", &["destroy"]).ok())?;
+    let mut refused = None;
+    let destroyed = wait::until("the sets to be destroyed", LIMIT, || {
+        refused = node.command("ipset", &["destroy"]).err();
+        refused.is_none().then_some(())
+    });
+    destroyed.map_err(|late| match refused {
+        Some(refused) => refused.context(late),
+        None => late,
+    })?;
     let there = node.run(|| Path::new("/proc/sys/net/ipv4/conf").join(LINK).exists())?;
     if there { node.ip_batch(&[format!("link del {LINK}")]) } else { Ok(()) }
 }
