@@ -64,12 +64,12 @@ use recorder::Exchange;
 use sink::Shown;
 pub(super) use sink::Sink;
 
-/// Flows end one by one. Those that settle within this time of each other, or that of a batch of records, are judged together.
-const TOGETHER: Duration = Duration::from_millis(50);
 /// The maximum of one turn for judging: the rest follows in the next turn.
 const JUDGING: Duration = Duration::from_millis(100);
 /// The maximum time at the end for the records that were reported before it. A second stop request ends it.
 const CATCH_UP: Duration = Duration::from_secs(5);
+/// The pause of that wait while records are still being written.
+const PAUSE: Duration = Duration::from_millis(50);
 /// The maximum number of metadata updates applied at once.
 const BATCH_UPDATES: usize = 512;
 /// The interval at which versions older than the look-back are removed.
@@ -544,7 +544,7 @@ impl<'a> Trace<'a> {
                 ));
                 return Ok(until);
             }
-            let pause = if self.reader.has_more() { Duration::ZERO } else { TOGETHER };
+            let pause = if self.reader.has_more() { Duration::ZERO } else { PAUSE };
             tokio::select! {
                 biased;
                 () = stop.wanted() => is_stopped = true,
@@ -609,7 +609,8 @@ impl<'a> Trace<'a> {
     fn deadline(&self, end: Option<Instant>, sink: &impl Sink) -> Option<Instant> {
         let flows =
             [self.pipeline.pipeline().next_deadline(), self.reader.next_way()].into_iter().flatten().min();
-        let together = self.tracer.as_ref().map_or(TOGETHER, Tracer::batch);
+        // Flows end one by one. Those that settle within the time of a batch of records are judged together.
+        let together = self.tracer.as_ref().map(Tracer::batch).unwrap_or_default();
         let flows = flows.map(|at| Instant::now() + at.since(now()).max(together));
         let is_busy = self.reader.has_more() || self.pipeline.pipeline().has_backlog();
         let modules = Some(self.modules_read + MODULES);
