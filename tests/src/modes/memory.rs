@@ -37,7 +37,8 @@ const PROGRESS: Duration = Duration::from_secs(20);
 /// The memory counts when it has stayed within [`STEADY_KIB`] for this time: the first segment is written.
 const STEADY: Duration = Duration::from_secs(5);
 const STEADY_KIB: u64 = 256;
-const STEADY_LIMIT: Duration = Duration::from_mins(10);
+/// Below the host's patience with a silent guest.
+const STEADY_LIMIT: Duration = Duration::from_mins(3);
 /// The agent returns free memory to the kernel each minute.
 const TIDIED: Duration = Duration::from_secs(65);
 /// The runs of connections before that.
@@ -160,14 +161,15 @@ fn with_rules(stage: &Stage<'_>, agent: &Agent) -> Result<Status> {
 
 /// Waits until the resident memory does not change any more.
 fn steady(pid: u32) -> Result<()> {
-    let (mut since, mut last) = (Instant::now(), 0);
-    wait::until("the agent's memory to be steady", STEADY_LIMIT, || {
+    let (mut since, mut last, mut changed) = (Instant::now(), 0, 0);
+    let steady = wait::until("the agent's memory to be steady", STEADY_LIMIT, || {
         let now = Status::read(pid).and_then(|status| status.kib("VmRSS")).ok()?;
         if now.abs_diff(last) > STEADY_KIB {
-            (since, last) = (Instant::now(), now);
+            (since, last, changed) = (Instant::now(), now, last);
         }
         (since.elapsed() > STEADY).then_some(())
-    })
+    });
+    steady.with_context(|| format!("its last change was from {changed} to {last} KiB"))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "sizes of memory fit in 53 bits")]
