@@ -46,8 +46,14 @@ const RUNS: usize = 5;
 /// What the agent runs to list the rules. In this guest it prints a file.
 const LISTER: &str = "iptables-nft-save";
 const RULES: &str = "/run/lab/rules.txt";
-/// Connections to a Service without endpoints, which a rule refuses: the cause may be in the rules.
-const REFUSED: usize = 3;
+/// The lister leaves this file behind.
+const READ: &str = "/run/lab/rules-are-read";
+/// Connections to a Service without endpoints, whose packets a firewall drops: the cause may be in the rules.
+const DROPPED: usize = 3;
+/// Enough for a retransmission of the SYN.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// The limit for a reading of the rules.
+const LISTED: Duration = Duration::from_mins(1);
 /// The values of `/proc/PID/status` that are reported, and their names as metrics.
 const VALUES: [(&str, &str); 5] = [
     ("VmRSS", "resident_bytes"),
@@ -69,6 +75,8 @@ pub(super) fn run(world: &World) -> Result<bool> {
     let stage = Stage::set(world, Watch::Nobody, Variant::DEFAULT)?;
     fs::create_dir_all("/run/lab").context("creating /run/lab")?;
     let workload = Workload::start(world, stage.mode())?;
+    let dropped = stage.vip("shop/checkout", "http")?.ip().to_string();
+    world.topology.host.command("iptables-nft", &["-I", "FORWARD", "-d", dropped.as_str(), "-j", "DROP"])?;
     let own_rules = replace_lister(world)?;
     for services in sizes {
         measure(&stage, &workload, services, &own_rules)
@@ -141,7 +149,7 @@ fn replace_lister(world: &World) -> Result<String> {
     let path = Path::new(path.trim());
     // A link to the program of all of iptables.
     fs::remove_file(path).with_context(|| format!("removing {}", path.display()))?;
-    let made = fs::write(path, format!("#!/bin/sh\nexec cat {RULES}\n"))
+    let made = fs::write(path, format!("#!/bin/sh\n: > {READ}\nexec cat {RULES}\n"))
         .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o755)));
     made.with_context(|| format!("writing {}", path.display()))?;
     Ok(own)
@@ -150,11 +158,16 @@ fn replace_lister(world: &World) -> Result<String> {
 /// Makes connections fail, so that the agent reads the node's rules, and waits until it has judged and tidied up.
 fn with_rules(stage: &Stage<'_>, agent: &Agent) -> Result<Status> {
     let (from, checkout) = (stage.place("shop/client-1")?, stage.vip("shop/checkout", "http")?);
-    let failed = Instant::now();
-    client::connect(from, checkout, REFUSED, 1, Script::exchange())?;
-    let labels = ["service=\"checkout\"", "class=\"C20\""];
-    Agent::wait_for("viptrace_faults_total", &labels, REFUSED as u64)?;
-    wait::until_older_than(failed, TIDIED);
+    let read = Path::new(READ);
+    if read.exists() {
+        bail!("the agent reads the node's rules before a flow needs them");
+    }
+    client::connect(from, checkout, DROPPED, DROPPED, Script::exchange().connect_limit(PATIENCE))?;
+    Agent::wait_for("viptrace_faults_total", &["service=\"checkout\""], DROPPED as u64)?;
+    wait::until("the agent to read the node's rules", LISTED, || read.exists().then_some(()))?;
+    let judged = Instant::now();
+    fs::remove_file(read).with_context(|| format!("removing {READ}"))?;
+    wait::until_older_than(judged, TIDIED);
     steady(agent.pid())?;
     Status::read(agent.pid())
 }
