@@ -104,6 +104,11 @@ impl TransportAddr {
         u128::from_be_bytes(self.octets)
     }
 
+    /// An IPv4 address as a number.
+    pub(crate) const fn ipv4_bits(self) -> Option<u32> {
+        if self.is_ipv4() { Some(self.bits() as u32) } else { None }
+    }
+
     pub fn socket(self) -> SocketAddr {
         SocketAddr::new(self.ip(), self.port)
     }
@@ -180,6 +185,11 @@ pub struct Tuple {
 impl Tuple {
     pub fn new(protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> Self {
         Self { protocol, src: src.into(), dst: dst.into() }
+    }
+
+    /// Whether this is the other direction of the connection.
+    pub(crate) fn is_reverse_of(&self, other: &Self) -> bool {
+        self.src == other.dst && self.dst == other.src && self.protocol == other.protocol
     }
 
     /// The same connection as the other end sees it.

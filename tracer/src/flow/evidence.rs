@@ -531,6 +531,27 @@ impl Flow {
         }
     }
 
+    /// Reads a word of each of its cache lines, and returns a number that depends on all of them.
+    pub(super) fn glance(&self) -> u64 {
+        let decision = self.decisions.first().map_or(0, |decision| {
+            decision.ct.id ^ u64::from(decision.attempts) ^ u64::from(decision.ct.reply.src.port())
+        });
+        let words = [
+            self.id,
+            self.client.sk,
+            self.client.bytes_received,
+            self.server.sk,
+            self.server.bytes_received,
+            self.last_seen.as_unix_ns(),
+            u64::from(self.sightings),
+            u64::from(self.ended.is_some()),
+            u64::from(self.deleted.is_some()),
+            u64::from(self.trouble.is_some()),
+            u64::from(self.orig.src.port()),
+        ];
+        words.into_iter().fold(decision, |sum, word| sum ^ word)
+    }
+
     pub(super) fn as_previous(&self) -> Option<Previous> {
         let endpoint = self.decision(None).and_then(Decision::endpoint)?;
         Some(Previous { endpoint, ended: self.deleted })

@@ -349,14 +349,11 @@ impl Flow {
             return Some(End::Client);
         }
         let accepts = |ct: &Conntrack| tuple.src == ct.reply.src && tuple.dst == ct.reply.dst;
-        let chosen = self.chosen_by_ipvs(None).map(super::Chosen::reply);
-        if *tuple == self.orig.reversed()
-            || chosen == Some(*tuple)
-            || self.decisions.iter().any(|decision| accepts(&decision.ct))
-        {
-            return Some(End::Endpoint);
-        }
-        None
+        let is_of_chosen = || self.chosen_by_ipvs(None).is_some_and(|chosen| chosen.reply() == *tuple);
+        let is_of_endpoint = self.decisions.iter().any(|decision| accepts(&decision.ct))
+            || tuple.is_reverse_of(&self.orig)
+            || is_of_chosen();
+        is_of_endpoint.then_some(End::Endpoint)
     }
 
     /// Whether the fact belonged to one of the flow's two sockets.

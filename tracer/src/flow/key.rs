@@ -27,6 +27,8 @@ type Table<K> = HashMap<K, Life, RandomState>;
 
 /// The most keys that one sighting adds.
 const MARGIN: usize = 8;
+/// A table with room for fewer keys would be moved too often.
+const LEAST: usize = 512;
 
 impl Index {
     pub(super) fn get(&self, key: &Key) -> Option<Life> {
@@ -76,7 +78,8 @@ fn make_room<K: Eq + Hash>(table: &mut Table<K>, is_alive: impl Fn(Life) -> bool
     }
     // Half as many again as there are keep the moves rare, and the table small.
     let alive = table.values().filter(|flow| is_alive(**flow)).count();
-    let mut next = Table::with_capacity_and_hasher(alive + alive / 2 + 2 * MARGIN, RandomState::default());
+    let mut next =
+        Table::with_capacity_and_hasher((alive + alive / 2 + 2 * MARGIN).max(LEAST), RandomState::default());
     next.extend(table.drain().filter(|(_, flow)| is_alive(*flow)));
     *table = next;
 }
@@ -102,15 +105,24 @@ pub(super) struct Ends<A> {
 
 impl Key {
     pub(super) fn new(tuple: &Tuple, netns: Netns) -> Self {
-        let (src, dst) = ((tuple.src.bits(), tuple.src.port()), (tuple.dst.bits(), tuple.dst.port()));
+        match (tuple.src.ipv4_bits(), tuple.dst.ipv4_bits()) {
+            (Some(src), Some(dst)) => Self::V4(Ends::new(src, dst, tuple, netns, is_loopback)),
+            _ => Self::V6(Ends::new(tuple.src.bits(), tuple.dst.bits(), tuple, netns, is_scoped)),
+        }
+    }
+}
+
+impl<A: Copy + Ord> Ends<A> {
+    #[inline]
+    fn new(src: A, dst: A, tuple: &Tuple, netns: Netns, is_scoped: impl Fn(A) -> bool) -> Self {
+        let (src, dst) = ((src, tuple.src.port()), (dst, tuple.dst.port()));
         let ((low, low_port), (high, high_port)) = if src <= dst { (src, dst) } else { (dst, src) };
-        let ports = u32::from(low_port) << 16 | u32::from(high_port);
-        let scope = if is_scoped(low) || is_scoped(high) { netns.0 } else { 0 };
-        let protocol = tuple.protocol;
-        if is_mapped(low) && is_mapped(high) {
-            Self::V4(Ends { low: low as u32, high: high as u32, ports, scope, protocol })
-        } else {
-            Self::V6(Ends { low, high, ports, scope, protocol })
+        Self {
+            low,
+            high,
+            ports: u32::from(low_port) << 16 | u32::from(high_port),
+            scope: if is_scoped(low) || is_scoped(high) { netns.0 } else { 0 },
+            protocol: tuple.protocol,
         }
     }
 }
@@ -140,15 +152,14 @@ impl Hash for Ends<u128> {
     }
 }
 
-/// Whether it is an IPv4 address.
-const fn is_mapped(ip: u128) -> bool {
-    ip >> 32 == 0xffff
+/// Whether the IPv4 address has a meaning only within its namespace: `127.0.0.0/8`.
+const fn is_loopback(ip: u32) -> bool {
+    ip >> 24 == 127
 }
 
-/// Whether the address has a meaning only within its namespace: `127.0.0.0/8` (mapped), `::1` and `fe80::/10`.
+/// Whether the IPv6 address has a meaning only within its namespace: `::1` and `fe80::/10`.
 const fn is_scoped(ip: u128) -> bool {
-    const MAPPED_LOOPBACK: u128 = 0xffff_7f00_0000;
-    ip >> 24 == MAPPED_LOOPBACK >> 24 || ip == 1 || ip >> 118 == 0xfe80 >> 6
+    ip == 1 || ip >> 118 == 0xfe80 >> 6
 }
 
 #[cfg(test)]

@@ -32,3 +32,7 @@ pub(crate) use outcome::{Answer, MAX_REPETITION};
 pub use outcome::{Outcome, ResetBy};
 pub use room::Unjudged;
 pub use table::FlowTable;
+
+/// A flow that several may hold. It has no weak references, so that a change of a flow with one holder takes a load, and not
+/// an atomic exchange.
+pub type SharedFlow = triomphe::Arc<Flow>;

@@ -3,9 +3,9 @@
 //! Owns the hand-out of flows and their deadlines; no flow is without one. `slots.rs` stores the queues, `room.rs`
 //! decides which flow leaves a full table.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
-use super::{Counters, Flow, FlowTable, Limits, Outcome, losses::Losses, slots::Queue};
+use super::{Counters, Flow, FlowTable, Limits, Outcome, SharedFlow, losses::Losses, slots::Queue};
 use crate::{sighting::Status, time::Timestamp};
 
 /// The most flows that wait to be drained; further flows stay in their queues until then.
@@ -89,6 +89,7 @@ impl FlowTable {
         }
         for queue in [Queue::Settling, Queue::Opening, Queue::Datagram, Queue::Rereading] {
             while let Some((index, deadline)) = self.due(queue) {
+                self.slots.read_ahead(queue);
                 if queue == Queue::Rereading || !self.wants_reread(index) {
                     self.settle(index, deadline);
                 }
@@ -96,6 +97,7 @@ impl FlowTable {
         }
         for queue in [Queue::Live, Queue::Answered, Queue::HalfClosed, Queue::Lingering, Queue::Waiting] {
             while let Some((index, deadline)) = self.due(queue) {
+                self.slots.read_ahead(queue);
                 let may_recover = queue == Queue::Waiting && self.limits.sees_closes;
                 if may_recover && self.slots.get_mut(index).is_some_and(Flow::has_recovered) {
                     self.settle(index, deadline);
@@ -139,7 +141,7 @@ impl FlowTable {
     pub(super) fn release(&mut self, index: u32, time: Timestamp) {
         let Some(mut flow) = self.take(index) else { return };
         let outcome = flow.outcome();
-        let handed = Arc::make_mut(&mut flow);
+        let handed = SharedFlow::make_mut(&mut flow);
         handed.hand_out(outcome, time, &self.limits, &self.losses, &mut self.counters);
         self.settled.push_back(flow);
     }

@@ -72,22 +72,26 @@ impl FlowTable {
 
     fn entry_to_reread(&self, index: u32) -> Option<u64> {
         let flow = self.slots.get(index)?;
-        let outcome = flow.outcome();
+        let is_read = || flow.reread.is_some_and(|last| !may_answer_yet(flow, last, &self.limits));
+        if flow.handed.is_some() || flow.deleted.is_some() || is_read() {
+            return None;
+        }
         let is_wanted = match self.limits.reread {
             Reread::Nothing => false,
             // A datagram that was dropped may be one of many that were answered: a probe for the path's MTU.
             Reread::Datagrams | Reread::All if !flow.is_tcp() => {
+                let outcome = flow.outcome();
                 outcome == Outcome::Pending || outcome == Outcome::Dropped && flow.may_pass_otherwise()
             }
             // Nothing else shows that a repeated SYN was answered after all, also one whose predecessor was dropped.
             Reread::Datagrams => {
-                matches!(outcome, Outcome::Stalled | Outcome::Dropped) && flow.client.closed.is_none()
+                flow.client.closed.is_none() && matches!(flow.outcome(), Outcome::Stalled | Outcome::Dropped)
             }
-            Reread::All => outcome == Outcome::Pending && !flow.client.is_seen() && !flow.server.is_seen(),
+            Reread::All => {
+                !flow.client.is_seen() && !flow.server.is_seen() && flow.outcome() == Outcome::Pending
+            }
         };
-        let is_read = flow.reread.is_some_and(|last| !may_answer_yet(flow, last, &self.limits));
-        let is_known = flow.handed.is_some() || flow.deleted.is_some() || is_read;
-        if !is_wanted || is_known {
+        if !is_wanted {
             return None;
         }
         let decision = flow.decision(None)?;

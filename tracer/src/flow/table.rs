@@ -4,10 +4,10 @@
 //! `room.rs` evicts, `identity.rs` assigns entries to flows, `fold.rs` interprets facts, `outcome.rs` evaluates the
 //! evidence.
 
-use std::{collections::VecDeque, convert::Infallible, sync::Arc, time::Duration};
+use std::{collections::VecDeque, convert::Infallible, time::Duration};
 
 use super::{
-    Counters, Decision, End, Flow, Limits, SocketEnd,
+    Counters, Decision, End, Flow, Limits, SharedFlow, SocketEnd,
     fold::{Place, accepts, begins, is_embryo, may_open, waited},
     identity::{LATE, OVERTAKEN},
     key::{Index, Key},
@@ -39,7 +39,7 @@ pub struct FlowTable {
     pub(super) index: Index,
     reorder: Reorder,
     /// A flow that stays in its slot is shared with it, and copied when later evidence changes one of the two.
-    pub(super) settled: VecDeque<Arc<Flow>>,
+    pub(super) settled: VecDeque<SharedFlow>,
     pub(super) unjudged: Evicted,
     pub(super) losses: Losses,
     pub(super) counters: Counters,
@@ -136,7 +136,7 @@ impl FlowTable {
 
     /// Flows whose outcome became known, or changed, since the last call.
     pub fn drain_settled(&mut self) -> impl Iterator<Item = Flow> + '_ {
-        self.settled.drain(..).map(Arc::unwrap_or_clone)
+        self.settled.drain(..).map(SharedFlow::unwrap_or_clone)
     }
 
     /// Whether flows wait to be drained.
@@ -145,12 +145,12 @@ impl FlowTable {
     }
 
     /// All of them, the first one in front. [`Self::return_settled`] takes the rest back.
-    pub fn take_settled(&mut self) -> VecDeque<Arc<Flow>> {
+    pub fn take_settled(&mut self) -> VecDeque<SharedFlow> {
         std::mem::take(&mut self.settled)
     }
 
     /// Takes back flows of [`Self::take_settled`], in front of those that have settled since.
-    pub fn return_settled(&mut self, mut flows: VecDeque<Arc<Flow>>) {
+    pub fn return_settled(&mut self, mut flows: VecDeque<SharedFlow>) {
         flows.append(&mut self.settled);
         self.settled = flows;
     }
@@ -172,7 +172,7 @@ impl FlowTable {
         }
         rest.sort_unstable_by_key(|(flow, _)| flow.id);
         for (mut flow, outcome) in rest {
-            let handed = Arc::make_mut(&mut flow);
+            let handed = SharedFlow::make_mut(&mut flow);
             handed.hand_out(outcome, now, &self.limits, &self.losses, &mut self.counters);
             self.settled.push_back(flow);
         }
@@ -412,7 +412,7 @@ impl FlowTable {
             self.supersede(other, time);
             return;
         }
-        let Some(part) = self.take(other).map(Arc::unwrap_or_clone) else { return };
+        let Some(part) = self.take(other).map(SharedFlow::unwrap_or_clone) else { return };
         self.counters.absorbed += 1;
         let Some(flow) = self.slots.get_mut(index) else { return };
         flow.sightings = flow.sightings.saturating_add(part.sightings);
@@ -429,7 +429,7 @@ impl FlowTable {
     }
 
     /// Removes and returns the flow.
-    pub(super) fn take(&mut self, index: u32) -> Option<Arc<Flow>> {
+    pub(super) fn take(&mut self, index: u32) -> Option<SharedFlow> {
         self.slots.remove(index)
     }
 

@@ -213,14 +213,15 @@ impl Decoder {
     /// As [`Self::decode`], into the place of an earlier sighting. After an error, nothing is known of its contents.
     pub(crate) fn decode_into(&self, record: &[u8], into: &mut Sighting) -> Result<(), DecodeError> {
         let Head { time, netns, cpu, hook, kind, mut rest } = self.split(record)?;
-        into.fact = match kind {
-            Kind::Conntrack => Fact::Conntrack(self.conntrack(hook, time, rest)?),
-            Kind::Packet => Fact::Packet(self.packet(hook, rest)?),
-            Kind::Invalid => Fact::Packet(self.invalid(hook, rest)?),
-            Kind::Socket => Fact::Socket(self.socket(hook, rest)?),
-            Kind::Ipvs => Fact::Ipvs(ipvs(rest).ok_or(DecodeError::Unreadable)?),
-            Kind::TableFull => Fact::TableFull { freed: rest.get_u32_ne() != 0 },
-        };
+        // Each kind is written to its place: one assignment for all copies the largest.
+        match kind {
+            Kind::Conntrack => into.fact = Fact::Conntrack(self.conntrack(hook, time, rest)?),
+            Kind::Packet => into.fact = Fact::Packet(self.packet(hook, rest)?),
+            Kind::Invalid => into.fact = Fact::Packet(self.invalid(hook, rest)?),
+            Kind::Socket => into.fact = Fact::Socket(self.socket(hook, rest)?),
+            Kind::Ipvs => into.fact = Fact::Ipvs(ipvs(rest).ok_or(DecodeError::Unreadable)?),
+            Kind::TableFull => into.fact = Fact::TableFull { freed: rest.get_u32_ne() != 0 },
+        }
         (into.time, into.cpu, into.hook, into.netns) = (time, cpu, hook, netns);
         Ok(())
     }

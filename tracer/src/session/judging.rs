@@ -8,7 +8,7 @@ use super::{Arrival, Crossing, Detail, Fate, Judged, Pipeline, Settings, remembe
 use crate::{
     cluster::History,
     diagnosis::{self, Context, Outline, Surroundings, Words},
-    flow::Flow,
+    flow::{Flow, SharedFlow},
     node::Snapshot,
     time::Timestamp,
     verdict::VerdictKey,
@@ -76,7 +76,7 @@ impl Pipeline {
     /// Judges the flow, unless it waits for the cluster's metadata, if it may, or for a read of the node.
     fn judge_or_wait(
         &mut self,
-        flow: Arc<Flow>,
+        flow: SharedFlow,
         now: Timestamp,
         for_cluster: bool,
         judged: &mut Vec<Judged>,

@@ -35,7 +35,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     cluster::{Address, Cluster, Key, Membership, Update},
     diagnosis::{HookGap, OtherFlows, Translations},
-    flow::{Counters, Flow, FlowTable, Limits, Lost, Suppressed},
+    flow::{Counters, FlowTable, Limits, Lost, SharedFlow, Suppressed},
     net::Netns,
     node::Snapshot,
     sighting::{Hook, ListedEntry, Sighting},
@@ -202,7 +202,7 @@ pub struct Pipeline {
     translations: Translations,
     waiting: Undecided,
     /// The flows whose wait for the node is over.
-    ready: VecDeque<Arc<Flow>>,
+    ready: VecDeque<SharedFlow>,
     /// All flows were handed out: none waits for the cluster's metadata any more.
     is_finished: bool,
     undecided: Undecided,

@@ -1,19 +1,16 @@
 //! Flows whose verdict waits until a time: for an update of the cluster's metadata, because kube-proxy may know a change before
 //! viptrace does, or for a reading of the node that began later than the flow.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-};
+use std::collections::{BTreeMap, HashMap};
 
-use crate::{flow::Flow, time::Timestamp};
+use crate::{flow::SharedFlow, time::Timestamp};
 
 /// By deadline, then in the order in which they were handed out.
 type Place = (Timestamp, u64);
 
 #[derive(Debug, Default)]
 pub(super) struct Undecided {
-    flows: BTreeMap<Place, Arc<Flow>>,
+    flows: BTreeMap<Place, SharedFlow>,
     /// By the flow's number.
     places: HashMap<u64, Place>,
     pushed: u64,
@@ -21,7 +18,7 @@ pub(super) struct Undecided {
 
 impl Undecided {
     /// Adds a flow, in the place of an earlier state of it.
-    pub(super) fn push(&mut self, until: Timestamp, flow: Arc<Flow>) {
+    pub(super) fn push(&mut self, until: Timestamp, flow: SharedFlow) {
         self.supersede(flow.id);
         self.pushed += 1;
         self.places.insert(flow.id, (until, self.pushed));
@@ -35,14 +32,14 @@ impl Undecided {
     }
 
     /// The flow with the earliest deadline.
-    pub(super) fn pop(&mut self) -> Option<Arc<Flow>> {
+    pub(super) fn pop(&mut self) -> Option<SharedFlow> {
         let (_, flow) = self.flows.pop_first()?;
         self.places.remove(&flow.id);
         Some(flow)
     }
 
     /// The flow with the earliest deadline, if that has passed.
-    pub(super) fn pop_due(&mut self, now: Timestamp) -> Option<Arc<Flow>> {
+    pub(super) fn pop_due(&mut self, now: Timestamp) -> Option<SharedFlow> {
         self.next_deadline().filter(|until| *until <= now)?;
         self.pop()
     }
