@@ -549,7 +549,13 @@ impl Flow {
             u64::from(self.trouble.is_some()),
             u64::from(self.orig.src.port()),
         ];
-        words.into_iter().fold(decision, |sum, word| sum ^ word)
+        // What failed flows have besides.
+        let ends = [&self.client, &self.server].into_iter().filter_map(|end| end.trouble.as_ref());
+        let ends = ends.fold(0, |sum, trouble| sum ^ trouble.retransmits.count ^ trouble.backoff);
+        let trouble = self.trouble.as_ref().map_or(0, |trouble| {
+            trouble.full_netns.0 ^ trouble.drops.first().map_or(0, |drop| drop.occurrences.count)
+        });
+        words.into_iter().fold(decision ^ u64::from(ends ^ trouble), |sum, word| sum ^ word)
     }
 
     pub(super) fn as_previous(&self) -> Option<Previous> {
