@@ -95,6 +95,9 @@ fn measure(stage: &Stage<'_>, workload: &Workload, services: u32, own_rules: &st
     if segments.exists() {
         fs::remove_dir_all(segments).with_context(|| format!("removing {SEGMENTS}"))?;
     }
+    if Path::new(READ).exists() {
+        fs::remove_file(READ).with_context(|| format!("removing {READ}"))?;
+    }
     let started = Instant::now();
     let mut progress = Progress::every(PROGRESS);
     let agent = Agent::start_with_defaults(&stage.kubeconfig()?, segments, READY, |pid| {
@@ -165,9 +168,7 @@ fn with_rules(stage: &Stage<'_>, agent: &Agent) -> Result<Status> {
     client::connect(from, checkout, DROPPED, DROPPED, Script::exchange().connect_limit(PATIENCE))?;
     Agent::wait_for("viptrace_faults_total", &["service=\"checkout\""], DROPPED as u64)?;
     wait::until("the agent to read the node's rules", LISTED, || read.exists().then_some(()))?;
-    let judged = Instant::now();
-    fs::remove_file(read).with_context(|| format!("removing {READ}"))?;
-    wait::until_older_than(judged, TIDIED);
+    wait::until_older_than(Instant::now(), TIDIED);
     steady(agent.pid())?;
     Status::read(agent.pid())
 }
