@@ -531,7 +531,7 @@ impl Flow {
         }
     }
 
-    /// Reads a word of each of its cache lines, and returns a number that depends on all of them.
+    /// Reads words from all over its memory, and returns a number that depends on all of them.
     pub(super) fn glance(&self) -> u64 {
         let decision = self.decisions.first().map_or(0, |decision| {
             decision.ct.id ^ u64::from(decision.attempts) ^ u64::from(decision.ct.reply.src.port())

@@ -89,7 +89,6 @@ impl FlowTable {
         }
         for queue in [Queue::Settling, Queue::Opening, Queue::Datagram, Queue::Rereading] {
             while let Some((index, deadline)) = self.due(queue) {
-                self.slots.read_ahead(queue);
                 if queue == Queue::Rereading || !self.wants_reread(index) {
                     self.settle(index, deadline);
                 }
@@ -97,7 +96,6 @@ impl FlowTable {
         }
         for queue in [Queue::Live, Queue::Answered, Queue::HalfClosed, Queue::Lingering, Queue::Waiting] {
             while let Some((index, deadline)) = self.due(queue) {
-                self.slots.read_ahead(queue);
                 let may_recover = queue == Queue::Waiting && self.limits.sees_closes;
                 if may_recover && self.slots.get_mut(index).is_some_and(Flow::has_recovered) {
                     self.settle(index, deadline);
@@ -114,9 +112,11 @@ impl FlowTable {
     }
 
     /// The next flow of a queue whose deadline has passed.
-    fn due(&self, queue: Queue) -> Option<(u32, Timestamp)> {
+    fn due(&mut self, queue: Queue) -> Option<(u32, Timestamp)> {
         let is_due = |(_, deadline): &(u32, Timestamp)| *deadline <= self.clock;
-        self.slots.head(queue).filter(is_due).filter(|_| self.settled.len() < MAX_SETTLED)
+        let due = self.slots.head(queue).filter(is_due).filter(|_| self.settled.len() < MAX_SETTLED)?;
+        self.slots.read_ahead(queue);
+        Some(due)
     }
 
     /// Hands the flow out and keeps it for late evidence.
