@@ -187,11 +187,6 @@ impl Tuple {
         Self { protocol, src: src.into(), dst: dst.into() }
     }
 
-    /// Whether this is the other direction of the connection.
-    pub(crate) fn is_reverse_of(&self, other: &Self) -> bool {
-        self.src == other.dst && self.dst == other.src && self.protocol == other.protocol
-    }
-
     /// The same connection as the other end sees it.
     #[must_use]
     pub const fn reversed(self) -> Self {

@@ -351,7 +351,7 @@ impl Flow {
         let accepts = |ct: &Conntrack| tuple.src == ct.reply.src && tuple.dst == ct.reply.dst;
         let is_of_chosen = || self.chosen_by_ipvs(None).is_some_and(|chosen| chosen.reply() == *tuple);
         let is_of_endpoint = self.decisions.iter().any(|decision| accepts(&decision.ct))
-            || tuple.is_reverse_of(&self.orig)
+            || *tuple == self.orig.reversed()
             || is_of_chosen();
         is_of_endpoint.then_some(End::Endpoint)
     }

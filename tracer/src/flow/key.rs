@@ -5,6 +5,7 @@
 use std::{
     collections::HashMap,
     hash::{Hash, Hasher},
+    net::{Ipv4Addr, Ipv6Addr},
 };
 
 use foldhash::fast::RandomState;
@@ -106,8 +107,8 @@ pub(super) struct Ends<A> {
 impl Key {
     pub(super) fn new(tuple: &Tuple, netns: Netns) -> Self {
         match (tuple.src.ipv4_bits(), tuple.dst.ipv4_bits()) {
-            (Some(src), Some(dst)) => Self::V4(Ends::new(src, dst, tuple, netns, is_loopback)),
-            _ => Self::V6(Ends::new(tuple.src.bits(), tuple.dst.bits(), tuple, netns, is_scoped)),
+            (Some(src), Some(dst)) => Self::V4(Ends::new(src, dst, tuple, netns, is_scoped_v4)),
+            _ => Self::V6(Ends::new(tuple.src.bits(), tuple.dst.bits(), tuple, netns, is_scoped_v6)),
         }
     }
 }
@@ -152,14 +153,15 @@ impl Hash for Ends<u128> {
     }
 }
 
-/// Whether the IPv4 address has a meaning only within its namespace: `127.0.0.0/8`.
-const fn is_loopback(ip: u32) -> bool {
-    ip >> 24 == 127
+/// Whether the IPv4 address has a meaning only within its namespace.
+const fn is_scoped_v4(ip: u32) -> bool {
+    Ipv4Addr::from_bits(ip).is_loopback()
 }
 
-/// Whether the IPv6 address has a meaning only within its namespace: `::1` and `fe80::/10`.
-const fn is_scoped(ip: u128) -> bool {
-    ip == 1 || ip >> 118 == 0xfe80 >> 6
+/// The same for IPv6.
+const fn is_scoped_v6(ip: u128) -> bool {
+    let ip = Ipv6Addr::from_bits(ip);
+    ip.is_loopback() || ip.is_unicast_link_local()
 }
 
 #[cfg(test)]
