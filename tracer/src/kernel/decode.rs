@@ -9,7 +9,7 @@ mod rewrite;
 use std::{
     mem::offset_of,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    sync::{Arc, LazyLock},
+    sync::Arc,
     time::Duration,
 };
 
@@ -325,7 +325,7 @@ impl Decoder {
                 None if reason == REASON_NONE && site.is_some() => site.and_then(reason_at).map(Arc::from),
                 None if icmp.is_some() => icmp.map(|(kind, _)| Arc::from(icmp_type(hook, kind))),
                 None if reason == REASON_NONE || hook.is_unreach() => None,
-                None => Some(unnamed(reason)),
+                None => Some(Arc::from(format!("reason {reason}"))),
             },
             icmp_code: match icmp {
                 Some((_, code)) => Some(code),
@@ -413,15 +413,6 @@ impl Decoder {
 fn task(pid: u32, comm: &[u8]) -> Option<Task> {
     let comm = Comm::new(comm.try_into().ok()?);
     (pid != 0 || !comm.is_empty()).then_some(Task { pid, comm })
-}
-
-/// The text for a reason without a name. Those of small numbers share theirs, because many packets may have one.
-fn unnamed(reason: u32) -> Arc<str> {
-    static SMALL: LazyLock<Vec<Arc<str>>> = LazyLock::new(|| (0..256).map(text).collect());
-    fn text(reason: u32) -> Arc<str> {
-        Arc::from(format!("reason {reason}"))
-    }
-    SMALL.get(reason as usize).map_or_else(|| text(reason), Arc::clone)
 }
 
 /// The reason that later kernels give for a drop in this function (`include/net/dropreason-core.h`); `None` where it has
