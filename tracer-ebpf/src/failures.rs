@@ -17,7 +17,7 @@ use crate::{
     globals,
     lookup::{look_up, look_up_slot},
     output,
-    recorder::{self, IPPROTO_TCP, SUPPRESSED, Standing, add_one, now},
+    recorder::{self, BPF_NOEXIST, IPPROTO_TCP, SUPPRESSED, Standing, add_one, now},
     turns::{opaque, turns},
     words::{self, Words},
 };
@@ -263,14 +263,12 @@ pub(crate) fn admits_untranslated(netns: u32, client: Words, service: Words) -> 
 #[inline(never)]
 fn take_token(key: &BucketKey, cost: u64) -> bool {
     let (full, now) = (BUCKET_FULL_NS.load(), now());
-    let Some(bucket) = look_up(&BUCKETS, key) else {
-        let is_refused = cost > full;
-        let credit_ns = if is_refused { full } else { full - cost };
-        let _ = BUCKETS.insert(key, Bucket { time_ns: now, credit_ns, suppressed: u64::from(is_refused) }, 0);
-        if is_refused {
+    let Some(bucket) = look_up(&BUCKETS, key).or_else(|| make_bucket(key, now, full)) else {
+        let has_room = cost <= full;
+        if !has_room {
             add_one(look_up_slot(&SUPPRESSED, SUPPRESSED_EVENTS));
         }
-        return !is_refused;
+        return has_room;
     };
     // SAFETY: a map's value: valid and aligned for as long as the program runs. CPUs that write it at the same time may
     // let through a few events more; the suppressed ones are counted by atomic additions.
@@ -288,6 +286,13 @@ fn take_token(key: &BucketKey, cost: u64) -> bool {
         (*bucket).credit_ns = credit - cost;
     }
     true
+}
+
+/// A full bucket, or the one that another CPU made meanwhile: to replace that one would lose the events that it counts.
+#[inline(always)]
+fn make_bucket(key: &BucketKey, time_ns: u64, credit_ns: u64) -> Option<*mut Bucket> {
+    let _ = BUCKETS.insert(key, Bucket { time_ns, credit_ns, suppressed: 0 }, BPF_NOEXIST);
+    look_up(&BUCKETS, key)
 }
 
 /// Whether an event that concerns a whole namespace is to be reported.

@@ -103,7 +103,7 @@ const BPF_F_NO_PREALLOC: u32 = 1;
 /// `BPF_F_MMAPABLE`: the array can be mapped into a process (since 5.5).
 const BPF_F_MMAPABLE: u32 = 1 << 10;
 /// `BPF_NOEXIST`: only a new entry.
-const BPF_NOEXIST: u64 = 1;
+pub(crate) const BPF_NOEXIST: u64 = 1;
 
 pub(crate) const IPPROTO_TCP: u8 = 6;
 const IPPROTO_UDP: u8 = 17;
