@@ -96,16 +96,10 @@ impl Say for fmt::Arguments<'_> {
 /// The finding of a rule or a check.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Finding {
-    words: Words,
     pub class: Class,
-    /// The cause in one sentence without a full stop.
-    pub detail: Text,
     pub domain: Domain,
     pub severity: Severity,
     pub confidence: Confidence,
-    pub evidence: Vec<Evidence>,
-    pub against: Vec<Evidence>,
-    pub unobserved: Vec<Text>,
     /// For a flow: kube-proxy's own fault that its figures show behind this one.
     pub behind: Option<Class>,
     /// For a flow: an event that was not observed would name another cause.
@@ -116,6 +110,18 @@ pub(crate) struct Finding {
     pub step: Option<Step>,
     /// The check that found it; `None` until that check has ended.
     pub check: Option<&'static str>,
+    /// `None` if words are omitted. On the heap, because findings of flows that are only counted move often.
+    statement: Option<Box<Statement>>,
+}
+
+/// What a finding says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Statement {
+    /// The cause in one sentence without a full stop.
+    pub detail: Text,
+    pub evidence: Vec<Evidence>,
+    pub against: Vec<Evidence>,
+    pub unobserved: Vec<Text>,
     /// For a check: the only Service that it affects.
     pub service: Option<ServiceRef>,
     pub since: Option<Timestamp>,
@@ -127,6 +133,20 @@ pub(crate) struct Finding {
     /// The values of the actions' placeholders, quoted for a shell.
     values: Vec<(&'static str, Text)>,
 }
+
+/// That of a finding without words.
+static UNSAID: Statement = Statement {
+    detail: Text::Borrowed(""),
+    evidence: Vec::new(),
+    against: Vec::new(),
+    unobserved: Vec::new(),
+    service: None,
+    since: None,
+    related: Vec::new(),
+    now: None,
+    later: None,
+    values: Vec::new(),
+};
 
 /// The room for the values in one action, which most actions do not exceed.
 const VALUE_BYTES: usize = 48;
@@ -142,29 +162,49 @@ impl Finding {
 
     /// As [`Self::new`], with or without texts.
     pub(crate) fn in_words(words: Words, class: Class, detail: impl Say) -> Self {
-        let entry = class.entry();
+        let statement = match words {
+            Words::Written => Some(Box::new(Statement { detail: detail.say(), ..Statement::default() })),
+            Words::Omitted => None,
+        };
         Self {
-            words,
             class,
-            detail: words.of(detail),
             domain: class.domain(),
-            severity: entry.severity,
+            severity: class.entry().severity,
             confidence: Confidence::High,
-            evidence: Vec::new(),
-            against: Vec::new(),
-            unobserved: Vec::new(),
             behind: None,
             rests_on_absence: false,
             level: Level::Fault,
             step: None,
             check: None,
-            service: None,
-            since: None,
-            related: Vec::new(),
-            now: None,
-            later: None,
-            values: Vec::new(),
+            statement,
         }
+    }
+
+    /// The texts and lists, which are empty without words.
+    pub(crate) fn said(&self) -> &Statement {
+        self.statement.as_deref().unwrap_or(&UNSAID)
+    }
+
+    /// The same, taken out of it.
+    pub(crate) fn into_said(self) -> Statement {
+        self.statement.map(|statement| *statement).unwrap_or_default()
+    }
+
+    pub(crate) fn has_words(&self) -> bool {
+        self.statement.is_some()
+    }
+
+    /// Says something, if it has words.
+    pub(crate) fn say(&mut self, change: impl FnOnce(&mut Statement)) {
+        if let Some(statement) = &mut self.statement {
+            change(statement);
+        }
+    }
+
+    /// The same, in a chain.
+    fn saying(mut self, change: impl FnOnce(&mut Statement)) -> Self {
+        self.say(change);
+        self
     }
 
     /// Sets another domain than the class's first: one of those that the class allows.
@@ -204,18 +244,18 @@ impl Finding {
         self
     }
 
-    pub(crate) fn service(mut self, key: &Key, port: &str) -> Self {
-        self.service = Some(ServiceRef {
-            namespace: Arc::clone(&key.namespace),
-            name: Arc::clone(&key.name),
-            port: port.into(),
-        });
-        self
+    pub(crate) fn service(self, key: &Key, port: &str) -> Self {
+        self.saying(|said| {
+            said.service = Some(ServiceRef {
+                namespace: Arc::clone(&key.namespace),
+                name: Arc::clone(&key.name),
+                port: port.into(),
+            });
+        })
     }
 
-    pub(crate) fn since(mut self, since: Option<Timestamp>) -> Self {
-        self.since = known(since);
-        self
+    pub(crate) fn since(self, since: Option<Timestamp>) -> Self {
+        self.saying(|said| said.since = known(since))
     }
 
     /// Observed by a kernel hook. (Every verdict also has the evidence of its flow's sightings.)
@@ -233,11 +273,12 @@ impl Finding {
         self.evidence(EvidenceType::Node, time, content)
     }
 
-    fn evidence(mut self, r#type: EvidenceType, time: Option<Timestamp>, content: impl Say) -> Self {
-        if self.has_words() {
-            self.evidence.push(Evidence { r#type, time: known(time), content: content.say() });
-        }
-        self
+    fn evidence(self, r#type: EvidenceType, time: Option<Timestamp>, content: impl Say) -> Self {
+        self.saying(|said| said.evidence.push(Evidence { r#type, time: known(time), content: content.say() }))
+    }
+
+    pub(crate) fn note(&mut self, evidence: Evidence) {
+        self.say(|said| said.evidence.push(evidence));
     }
 
     /// Evidence against the finding, or for another explanation.
@@ -252,19 +293,11 @@ impl Finding {
     }
 
     pub(crate) fn note_against(&mut self, r#type: EvidenceType, time: Option<Timestamp>, content: impl Say) {
-        if self.has_words() {
-            self.against.push(Evidence { r#type, time: known(time), content: content.say() });
-        }
-    }
-
-    pub(crate) fn has_words(&self) -> bool {
-        self.words == Words::Written
+        self.say(|said| said.against.push(Evidence { r#type, time: known(time), content: content.say() }));
     }
 
     pub(crate) fn note_unobserved(&mut self, what: impl Say) {
-        if self.has_words() {
-            self.unobserved.push(what.say());
-        }
+        self.say(|said| said.unobserved.push(what.say()));
     }
 
     /// A fact that could not be observed and would have shown more.
@@ -280,31 +313,26 @@ impl Finding {
     }
 
     /// Other classes that explain it, or look the same.
-    pub(crate) fn related(mut self, classes: &[Class]) -> Self {
-        if self.has_words() {
-            self.related.extend_from_slice(classes);
-        }
-        self
+    pub(crate) fn related(self, classes: &[Class]) -> Self {
+        self.saying(|said| said.related.extend_from_slice(classes))
     }
 
     /// Replaces the usual actions by the class's actions for this case.
-    pub(crate) fn now(mut self, actions: &[Action]) -> Self {
+    pub(crate) fn now(self, actions: &[Action]) -> Self {
         debug_assert!(
             actions.iter().all(|action| self.class.entry().now.contains(action)),
             "an action that {} does not list: {actions:?}",
             self.class
         );
-        if self.has_words() {
-            self.now = Some(actions.to_vec());
-        }
-        self
+        self.saying(|said| said.now = Some(actions.to_vec()))
     }
 
     /// Leaves out advice to move to the mode that the node is already in.
-    pub(crate) fn in_mode(mut self, mode: Option<ProxyMode>) -> Self {
+    pub(crate) fn in_mode(self, mode: Option<ProxyMode>) -> Self {
         let is_move = |action: &Action| *action == action::MOVE_TO_NFTABLES;
         if mode == Some(ProxyMode::Nftables) && self.chosen_later().any(is_move) {
-            self.later = Some(self.chosen_later().filter(|action| !is_move(action)).copied().collect());
+            let later = self.chosen_later().filter(|action| !is_move(action)).copied().collect();
+            return self.saying(|said| said.later = Some(later));
         }
         self
     }
@@ -327,24 +355,18 @@ impl Finding {
     }
 
     /// Replaces the preventive actions by those of this case.
-    pub(crate) fn later(mut self, actions: &[Action]) -> Self {
+    pub(crate) fn later(self, actions: &[Action]) -> Self {
         debug_assert!(
             actions.iter().all(|action| self.class.entry().later.contains(action)),
             "an action that {} does not list: {actions:?}",
             self.class
         );
-        if self.has_words() {
-            self.later = Some(actions.to_vec());
-        }
-        self
+        self.saying(|said| said.later = Some(actions.to_vec()))
     }
 
     /// Sets the value of a placeholder, quoted for a shell: the caller quotes foreign names.
-    pub(crate) fn fill(mut self, name: &'static str, value: impl Say) -> Self {
-        if self.has_words() {
-            self.values.push((name, value.say()));
-        }
-        self
+    pub(crate) fn fill(self, name: &'static str, value: impl Say) -> Self {
+        self.saying(|said| said.values.push((name, value.say())))
     }
 
     /// Sets the command that shows the endpoint in the rules of kube-proxy's mode.
@@ -364,37 +386,35 @@ impl Finding {
     }
 
     /// Turns the finding into one that claims nothing, because of `reason`. The severity shows whether the flow failed.
-    pub(crate) fn into_unknown(mut self, reason: &str) -> Self {
-        let is_fault = self.class.is_fault();
-        let severity = if is_fault { Class::Unknown.entry().severity } else { Severity::None };
-        let looks = fmt::from_fn(|f| {
+    pub(crate) fn into_unknown(self, reason: &str) -> Self {
+        let class = self.class;
+        let is_fault = class.is_fault();
+        let finding = self.saying(|said| {
+            let looks = fmt::from_fn(|f| {
+                if is_fault {
+                    write!(f, "like {class}: {}", said.detail)
+                } else {
+                    write!(f, "healthy: {}", said.detail)
+                }
+            });
+            said.detail = sentence(format_args!("{reason}; the other evidence looks {looks}")).into();
             if is_fault {
-                write!(f, "like {}: {}", self.class, self.detail)
-            } else {
-                write!(f, "healthy: {}", self.detail)
+                said.related.insert(0, class);
             }
+            (said.now, said.later) = (Some(Vec::new()), Some(Vec::new()));
         });
-        let detail = self.words.of(format_args!("{reason}; the other evidence looks {looks}"));
-        if is_fault && self.has_words() {
-            self.related.insert(0, self.class);
-        }
-        let domain = Class::Unknown.domain();
-        let nothing = Some(Vec::new());
         Self {
             class: Class::Unknown,
-            detail,
-            domain,
-            severity,
+            domain: Class::Unknown.domain(),
+            severity: if is_fault { Class::Unknown.entry().severity } else { Severity::None },
             confidence: Confidence::Low,
-            now: nothing.clone(),
-            later: nothing,
-            ..self
+            ..finding
         }
     }
 
     /// `domain — detail`.
     pub(crate) fn root_cause(&self) -> Text {
-        [self.domain.as_str(), SEPARATOR, &self.detail].concat().into()
+        [self.domain.as_str(), SEPARATOR, &self.said().detail].concat().into()
     }
 
     /// A root cause without its domain, which the class implies.
@@ -403,16 +423,16 @@ impl Finding {
     }
 
     fn chosen_now(&self) -> impl Iterator<Item = &Action> {
-        chosen(self.now.as_deref(), self.class.entry().now)
+        chosen(self.said().now.as_deref(), self.class.entry().now)
     }
 
     fn chosen_later(&self) -> impl Iterator<Item = &Action> {
-        chosen(self.later.as_deref(), self.class.entry().later)
+        chosen(self.said().later.as_deref(), self.class.entry().later)
     }
 
     /// The actions; `value` returns the record's value, unquoted, for a placeholder that the rule did not set.
     pub(crate) fn mitigation<'v>(&self, value: impl Fn(&str) -> Option<Cow<'v, str>>) -> Mitigation {
-        let of_rule = |name: &str| self.values.iter().find(|(known, _)| *known == name);
+        let of_rule = |name: &str| self.said().values.iter().find(|(known, _)| *known == name);
         let value = |name: &str| match of_rule(name) {
             Some((_, value)) => Some(Cow::Borrowed(&**value)),
             None => value(name).map(|value| Cow::Owned(word(&value))),
@@ -440,14 +460,15 @@ impl Finding {
     /// The class, its related classes, and its upstream references.
     pub(crate) fn cross_reference(&self) -> Vec<Text> {
         let own = !matches!(self.class.kind(), Kind::Ok | Kind::Unknown);
-        let classes = own.then_some(&self.class).into_iter().chain(&self.related);
+        let classes = own.then_some(&self.class).into_iter().chain(&self.said().related);
         let references = self.class.entry().references.iter().copied();
         classes.map(|class| class.id()).chain(references).map(Text::Borrowed).collect()
     }
 
     /// Whether it can explain a failure of this Service.
     pub(crate) fn concerns(&self, key: &Key) -> bool {
-        self.service
+        self.said()
+            .service
             .as_ref()
             .is_none_or(|service| *service.namespace == *key.namespace && *service.name == *key.name)
     }

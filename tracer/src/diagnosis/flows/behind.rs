@@ -45,7 +45,8 @@ pub(super) fn with_cause(case: &Case<'_>, since: Option<Timestamp>, mut finding:
     };
     match behind {
         Some((class, what, evidence)) => {
-            finding.detail = case.said(format_args!("{}; {what} {}", finding.detail, in_brackets(class)));
+            finding
+                .say(|said| said.detail = format!("{}; {what} {}", said.detail, in_brackets(class)).into());
             finding.behind = Some(class);
             finding.node(read, evidence).related(&[class])
         }

@@ -380,7 +380,7 @@ fn rule<'a>(
         if finding.class.is_fault() {
             // The attempt that failed last has a cause of its own.
             let when = attempt.decision.map(|decision| decision.time);
-            finding = finding.api(when, stale.detail).related(&[stale.class]);
+            finding = finding.related(&[stale.class]).api(when, stale.into_said().detail);
         } else {
             (case, finding) = (attempt, stale);
         }

@@ -11,6 +11,7 @@ use super::{
 use crate::{
     class::{Class, Domain},
     cluster::{History, Key, Membership},
+    diagnosis::finding::Statement,
     flow::{Decision, Flow},
     sighting::Hook,
     verdict::{EvidenceType, FlowRef, Mitigation, ServiceRef, Text, Verdict, VerdictKey, has_failed},
@@ -129,7 +130,7 @@ impl<'a> Ruling<'a> {
     pub(super) fn lasting(&self) -> Option<Lasting> {
         let case = self.case.as_ref()?;
         let lasts = self.finding.class == Class::Ok
-            && self.finding.against.is_empty()
+            && self.finding.said().against.is_empty()
             && case.endpoint.is_some()
             && !case.is_ahead
             && (case.is_ready() || case.membership == Some(Membership::Unknown))
@@ -153,12 +154,13 @@ impl<'a> Ruling<'a> {
         let mut mitigation = finding.mitigation(|name| value(name, flow, ctx, service.as_ref(), endpoint));
         let cross_reference = finding.cross_reference();
         // The domain is our own text, and what joins it to the detail is no ASCII, for which the check is slow.
-        clean_in_place(&mut finding.detail);
+        finding.say(|said| clean_in_place(&mut said.detail));
         let root_cause = finding.root_cause();
+        let Finding { class, domain, confidence, severity, .. } = finding;
+        let Statement { evidence: of_rule, mut against, unobserved: mut unseen, .. } = finding.into_said();
         let mut evidence = kernel_evidence(flow, decision);
-        evidence.append(&mut finding.evidence);
+        evidence.extend(of_rule);
         evidence.sort_by_key(|evidence| evidence.time);
-        let (mut against, mut unseen) = (finding.against, finding.unobserved);
         evidence
             .iter_mut()
             .chain(&mut against)
@@ -168,11 +170,11 @@ impl<'a> Ruling<'a> {
             .for_each(clean_in_place);
         Verdict {
             time: verdict_time(flow),
-            class: finding.class,
+            class,
             root_cause,
-            domain: finding.domain,
-            confidence: finding.confidence,
-            severity: finding.severity,
+            domain,
+            confidence,
+            severity,
             service,
             flow: FlowRef {
                 protocol: flow.orig.protocol.text(),

@@ -214,7 +214,7 @@ fn take(mode: ProxyMode, facts: &Facts, discrepancies: &[Discrepancy], findings:
 
 /// Whether it is of a lost API, which concerns the rules of all Services.
 fn is_outage(finding: &Finding) -> bool {
-    finding.class == Class::C2 && finding.service.is_none()
+    finding.class == Class::C2 && finding.said().service.is_none()
 }
 
 /// The rules show whether an outage of the API has an effect: if they do, a suspected one is certain. If they have
@@ -231,7 +231,7 @@ fn of_outage(named: &[Named<'_>], findings: &mut Vec<Finding>) {
     if named.is_empty() {
         let only_suspected = |finding: &Finding| {
             finding.level == Level::Warning
-                && finding.evidence.iter().all(|evidence| evidence.r#type == EvidenceType::Api)
+                && finding.said().evidence.iter().all(|evidence| evidence.r#type == EvidenceType::Api)
         };
         findings.retain(|finding| !(is_outage(finding) && only_suspected(finding)));
     }
@@ -241,12 +241,13 @@ fn of_outage(named: &[Named<'_>], findings: &mut Vec<Finding>) {
 /// evidence.
 fn is_explained(service: &str, found: &[&Discrepancy], findings: &mut [Finding]) -> bool {
     let is_cause = |finding: &&mut Finding| {
-        let name = finding.service.as_ref().map(|service| format!("{}/{}", service.namespace, service.name));
+        let own = finding.said().service.as_ref();
+        let name = own.map(|service| format!("{}/{}", service.namespace, service.name));
         finding.class == Class::C11 && name.is_none_or(|name| name == service)
     };
     let Some(cause) = findings.iter_mut().find(is_cause) else { return false };
-    if let Some(first) = found.first().filter(|_| cause.evidence.len() < MAX_QUOTED) {
-        cause.evidence.push(evidence(first));
+    if let Some(first) = found.first().filter(|_| cause.said().evidence.len() < MAX_QUOTED) {
+        cause.note(evidence(first));
     }
     true
 }
@@ -257,7 +258,7 @@ fn whole_node(facts: &Facts, discrepancies: &[Named<'_>], findings: &mut Vec<Fin
     for &(class, found) in discrepancies {
         let is_frame = found.aspect == Aspect::Frame;
         let explains = |finding: &&mut Finding| {
-            finding.service.is_none()
+            finding.said().service.is_none()
                 && finding.level == Level::Fault
                 && (finding.class == class
                     || is_frame && matches!(finding.class, Class::C1 | Class::C5e | Class::C11 | Class::C9)
@@ -266,7 +267,7 @@ fn whole_node(facts: &Facts, discrepancies: &[Named<'_>], findings: &mut Vec<Fin
                     || is_frame && matches!(finding.class, Class::C2 | Class::C5) && facts.never_wrote())
         };
         if let Some(cause) = findings.iter_mut().find(explains) {
-            cause.evidence.push(evidence(found));
+            cause.note(evidence(found));
             continue;
         }
         if !seen.insert((class, found.text.as_str())) {
@@ -285,7 +286,7 @@ fn whole_node(facts: &Facts, discrepancies: &[Named<'_>], findings: &mut Vec<Fin
             .severity(severity)
             .level(level)
             .since(found.since);
-        finding.evidence.push(evidence(found));
+        finding.note(evidence(found));
         findings.push(finding);
     }
 }
@@ -345,7 +346,7 @@ fn one(class: Class, mode: ProxyMode, service: &str, found: &[&Discrepancy]) -> 
         );
     }
     for found in found.iter().take(MAX_QUOTED) {
-        finding.evidence.push(evidence(found));
+        finding.note(evidence(found));
     }
     if let Some(rest) = found.len().checked_sub(MAX_QUOTED).filter(|rest| *rest > 0) {
         finding = finding.node(None, format!("{} of this Service", count(rest, "more difference")));
@@ -368,7 +369,7 @@ fn many(class: Class, services: &BTreeMap<&str, Vec<&Discrepancy>>) -> Finding {
         .severity(Severity::Critical)
         .since(all().filter_map(|found| found.since).min());
     for found in services.values().filter_map(|found| found.first()).take(MAX_QUOTED) {
-        finding.evidence.push(evidence(found));
+        finding.note(evidence(found));
     }
     if in_flight {
         finding = finding.level(Level::Note);

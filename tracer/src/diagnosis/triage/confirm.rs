@@ -51,7 +51,7 @@ impl<'f> Reading<'f> {
     /// The findings that may be of the moment.
     fn of_moment(&self) -> impl Iterator<Item = &Finding> {
         let recent = |finding: &Finding| {
-            let taken = self.facts.taken.zip(finding.since);
+            let taken = self.facts.taken.zip(finding.said().since);
             taken.is_some_and(|(taken, since)| taken.since(since) < SETTLED)
         };
         self.found.findings.iter().filter(move |finding| match finding.step {
@@ -143,16 +143,16 @@ impl Doubt {
             Self::ChangedSince => {
                 let why = "kube-proxy received a change after the lists were read: the rules may be newer than the lists";
                 against(finding, why.to_owned());
-                finding.unobserved.push("the lists and the rules of one moment: check again".into());
+                finding.note_unobserved("the lists and the rules of one moment: check again");
             }
             Self::Apart(apart) => {
                 against(finding, format!("the lists and the rules were read {} apart", length(apart)));
-                finding.unobserved.push("the lists and the rules of one moment".into());
+                finding.note_unobserved("the lists and the rules of one moment");
             }
             Self::NoTimes => {
                 finding.doubt();
-                finding.unobserved.push(
-                    "when the lists were read: a change between them and the rules looks the same".into(),
+                finding.note_unobserved(
+                    "when the lists were read: a change between them and the rules looks the same",
                 );
             }
         }
@@ -161,12 +161,12 @@ impl Doubt {
 
 /// Whether it comes from a comparison of a Service's rules with the lists.
 fn compares(finding: &Finding) -> bool {
-    finding.step == Some(Step::Rules) && finding.service.is_some() && finding.level != Level::Note
+    finding.step == Some(Step::Rules) && finding.said().service.is_some() && finding.level != Level::Note
 }
 
 /// The duration of kube-proxy's syncs since its start, which is the same a moment later.
 fn is_percentile(finding: &Finding) -> bool {
-    finding.class == Class::C5 && finding.service.is_none() && finding.level == Level::Warning
+    finding.class == Class::C5 && finding.said().service.is_none() && finding.level == Level::Warning
 }
 
 /// Growth between two readings of counters, and settings, are not read again.
@@ -183,24 +183,21 @@ fn demote(finding: &mut Finding, why: String) {
 }
 
 fn against(finding: &mut Finding, content: String) {
-    finding.against.push(Evidence {
-        r#type: EvidenceType::Node,
-        time: None::<Timestamp>,
-        content: content.into(),
-    });
+    finding.note_against(EvidenceType::Node, None, content);
 }
 
 fn is_about_same(one: &Finding, other: &Finding) -> bool {
-    one.class == other.class && one.service == other.service
+    one.class == other.class && one.said().service == other.said().service
 }
 
 /// The same fault in both readings: of a Service, at least one difference must be in both.
 fn is_same(one: &Finding, other: &Finding) -> bool {
     // The place and the state of a sync, at the end, may change between two readings of one difference.
     let core = |evidence: &Evidence| evidence.content.split(" [").next().unwrap_or_default().to_owned();
+    let (said, others) = (one.said(), other.said());
     is_about_same(one, other)
         && other.level != Level::Note
-        && (one.service.is_none()
-            || one.detail == other.detail
-            || one.evidence.iter().any(|mine| other.evidence.iter().any(|its| core(mine) == core(its))))
+        && (said.service.is_none()
+            || said.detail == others.detail
+            || said.evidence.iter().any(|mine| others.evidence.iter().any(|its| core(mine) == core(its))))
 }

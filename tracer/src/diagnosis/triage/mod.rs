@@ -187,11 +187,11 @@ impl Check {
             debug_assert!(self.gives.contains(&finding.class), "a check does not declare {}", finding.class);
             debug_assert!(
                 finding.confidence == Confidence::High
-                    || !finding.against.is_empty()
-                    || !finding.unobserved.is_empty(),
+                    || !finding.said().against.is_empty()
+                    || !finding.said().unobserved.is_empty(),
                 "{} is doubted without a reason: {}",
                 finding.class,
-                finding.detail
+                finding.said().detail
             );
             finding.step.get_or_insert(self.step);
             finding.check = Some(self.name);
@@ -252,8 +252,9 @@ fn report(facts: &Facts, found: Found, scope: &Scope) -> CheckReport {
 /// Sorts faults first. For one Service in the order of K13: the first fault that explains its failure leads. For a
 /// node, faults of more than one Service lead, and the order of K13 decides among equals.
 fn rank(findings: &mut [Finding], scope: &Scope) {
-    let reach =
-        |finding: &Finding| (scope.service.is_none() && finding.service.is_some(), Reverse(finding.severity));
+    let reach = |finding: &Finding| {
+        (scope.service.is_none() && finding.said().service.is_some(), Reverse(finding.severity))
+    };
     findings.sort_by(|a, b| {
         let by_reach = if scope.service.is_none() { reach(a).cmp(&reach(b)) } else { Ordering::Equal };
         a.level
@@ -261,7 +262,7 @@ fn rank(findings: &mut [Finding], scope: &Scope) {
             .then(by_reach)
             .then(a.step.cmp(&b.step))
             .then(b.severity.cmp(&a.severity))
-            .then_with(|| a.service.cmp(&b.service))
+            .then_with(|| a.said().service.cmp(&b.said().service))
             .then_with(|| a.class.cmp(&b.class))
     });
 }
@@ -285,7 +286,7 @@ fn summary(state: State, findings: &[Finding], facts: &Facts) -> String {
     let warnings: Vec<_> = findings
         .iter()
         .filter(|finding| finding.level == Level::Warning)
-        .map(|finding| (finding.severity, &*finding.detail))
+        .map(|finding| (finding.severity, &*finding.said().detail))
         .collect();
     match (state, faults.as_slice()) {
         (State::Broken, [first, rest @ ..]) => {
@@ -293,7 +294,7 @@ fn summary(state: State, findings: &[Finding], facts: &Facts) -> String {
                 0 => String::new(),
                 more => format!("; and {}", count(more, "more fault")),
             };
-            format!("broken{on}: {}{more}", first.detail)
+            format!("broken{on}: {}{more}", first.said().detail)
         }
         (State::Unknown, _) => {
             let unchecked: Vec<String> = facts.uncovered().iter().map(ToString::to_string).collect();

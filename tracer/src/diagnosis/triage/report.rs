@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::{compare::Difference, procedures::Procedure};
 use crate::{
     class::{Class, Confidence, Domain, Severity},
-    diagnosis::finding::{Finding, Level, Step},
+    diagnosis::finding::{Finding, Level, Statement, Step},
     time::Timestamp,
     verdict::{Evidence, Mitigation, ServiceRef, Text},
 };
@@ -112,28 +112,31 @@ impl FindingRecord {
 
     /// The record of a finding on the node of this name, made by a check of this step.
     pub(crate) fn of(finding: Finding, node: Option<&str>) -> Self {
-        let service = finding.service.as_ref();
+        let service = finding.said().service.as_ref();
         let mitigation = finding.mitigation(|name| match name {
             "NODE" => node.map(Cow::Borrowed),
             "NAMESPACE" => service.map(|service| Cow::Borrowed(&*service.namespace)),
             "SERVICE" => service.map(|service| Cow::Borrowed(&*service.name)),
             _ => None,
         });
+        let (root_cause, cross_reference) = (finding.root_cause(), finding.cross_reference());
+        let Finding { class, level, step, domain, severity, confidence, .. } = finding;
+        let Statement { service, since, evidence, against, unobserved, .. } = finding.into_said();
         Self {
-            class: finding.class,
-            level: finding.level,
-            step: finding.step.unwrap_or(Step::Path),
-            domain: finding.domain,
-            severity: finding.severity,
-            confidence: finding.confidence,
-            root_cause: finding.root_cause(),
+            class,
+            level,
+            step: step.unwrap_or(Step::Path),
+            domain,
+            severity,
+            confidence,
+            root_cause,
             mitigation,
-            cross_reference: finding.cross_reference(),
-            service: finding.service,
-            since: finding.since,
-            evidence: finding.evidence,
-            against: finding.against,
-            unseen: finding.unobserved,
+            cross_reference,
+            service,
+            since,
+            evidence,
+            against,
+            unseen: unobserved,
         }
     }
 }
