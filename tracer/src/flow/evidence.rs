@@ -323,12 +323,12 @@ pub enum End {
 /// Failures of a flow's packets.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trouble {
-    /// Dropped packets by reason and stage; at most eight kinds.
-    pub drops: Vec<Dropped>,
+    /// Dropped packets by reason and stage; at most eight kinds, and rarely more than one.
+    pub drops: SmallVec<[Dropped; 1]>,
     /// A rule rejected it.
     pub refusal: Option<Refusal>,
-    /// RSTs by a stack that has no socket for the packet; at most six kinds.
-    pub stack_resets: Vec<StackReset>,
+    /// RSTs by a stack that has no socket for the packet; at most six kinds, and rarely more than one.
+    pub stack_resets: SmallVec<[StackReset; 1]>,
     /// `nf_ct_kill_acct`: a RST answered the SYN, or a masqueraded packet left by another interface.
     pub killed: Option<Ended>,
     /// `nf_ct_resolve_clash`.

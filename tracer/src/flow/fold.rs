@@ -224,10 +224,16 @@ impl Flow {
         } else if resets.len() < MAX_STACK_RESETS {
             let occurrences = Occurrences::once(place.time);
             let netns = place.netns;
-            add(
-                resets,
-                StackReset { by, netns, reason, to_syn, to_fin, untranslated, endpoint, occurrences },
-            );
+            resets.push(StackReset {
+                by,
+                netns,
+                reason,
+                to_syn,
+                to_fin,
+                untranslated,
+                endpoint,
+                occurrences,
+            });
         }
     }
 
@@ -326,20 +332,17 @@ impl Flow {
             known.occurrences.hit(place.time);
             known.unconfirmed |= unconfirmed;
         } else if drops.len() < MAX_DROPS {
-            add(
-                drops,
-                Dropped {
-                    reason: packet.reason.clone(),
-                    site: packet.site,
-                    stage,
-                    netns: place.netns,
-                    unconfirmed,
-                    opening,
-                    untranslated,
-                    endpoint,
-                    occurrences: Occurrences::once(place.time),
-                },
-            );
+            drops.push(Dropped {
+                reason: packet.reason.clone(),
+                site: packet.site,
+                stage,
+                netns: place.netns,
+                unconfirmed,
+                opening,
+                untranslated,
+                endpoint,
+                occurrences: Occurrences::once(place.time),
+            });
         }
     }
 

@@ -6,8 +6,9 @@
 #[cfg(test)]
 mod tests;
 
-use std::{collections::HashMap, ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc};
 
+use foldhash::HashMap;
 use tracer_ebpf::{CT_HEAD_BYTES, DropSite, SOCK_HEAD_BYTES};
 
 use super::btf::Btf;

@@ -1,7 +1,9 @@
 //! Flows whose verdict waits until a time: for an update of the cluster's metadata, because kube-proxy may know a change before
 //! viptrace does, or for a reading of the node that began later than the flow.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+
+use foldhash::HashMap;
 
 use crate::{flow::SharedFlow, time::Timestamp};
 
