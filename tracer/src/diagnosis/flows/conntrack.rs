@@ -20,9 +20,11 @@ use crate::{
 /// looks the same).
 pub(super) fn table_full(case: &Case<'_>) -> Option<Finding> {
     let full = case.trouble()?.table_full;
+    if !full.is_seen() || !(case.failed() || case.outcome == Outcome::Pending) {
+        return None;
+    }
     // A connection that was answered has recovered from the loss of its SYN: a RST later has another cause.
-    let is_past = matches!(case.outcome, Outcome::Reset(_)) || !case.may_have_broken(full.last);
-    if !full.is_seen() || is_past || !(case.failed() || case.outcome == Outcome::Pending) {
+    if matches!(case.outcome, Outcome::Reset(_)) || !case.may_have_broken(full.last) {
         return None;
     }
     let netns = case.trouble()?.full_netns;

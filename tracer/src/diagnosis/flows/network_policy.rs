@@ -229,7 +229,7 @@ fn is_of_repeated(flow: &Flow, drop: &Dropped) -> bool {
         repeats.is_seen() && drop.occurrences.last >= repeats.first
     };
     // A client whose answers are dropped repeats its request.
-    let is_repeated = match drop.stage {
+    let is_repeated = || match drop.stage {
         // Before NAT: a program at an interface, or a rule in PREROUTING. A close without an entry is untranslated too (N5).
         Stage::Before => is_met(&flow.client) && !flow.client.retransmitted_only_its_end(),
         Stage::After => is_met(&flow.client),
@@ -237,7 +237,7 @@ fn is_of_repeated(flow: &Flow, drop: &Dropped) -> bool {
     };
     let is_by_rule = drop.is("NETFILTER_DROP") || program(drop).is_some();
     // A packet that was dropped long before the silence passed when it was repeated.
-    is_by_rule && !drop.opening && is_repeated && may_have_broken(flow, drop.occurrences.last)
+    is_by_rule && !drop.opening && is_repeated() && may_have_broken(flow, drop.occurrences.last)
 }
 
 /// Whether a rule dropped an answer that its conntrack entry would have translated back.
@@ -248,10 +248,10 @@ fn is_answer(drop: &Dropped) -> bool {
 /// Whether a rule stopped a packet of this flow that failed, so that the node's rules show the cause.
 pub(super) fn is_stopped(flow: &Flow) -> bool {
     let Some(trouble) = &flow.trouble else { return false };
-    let is_failed = !flow.outcome().is_success();
+    let is_failed = || !flow.outcome().is_success();
     // A rule that refuses a packet also drops it.
     if let Some(refusal) = trouble.refusal {
-        return is_failed && is_foreign(flow, &refusal);
+        return is_foreign(flow, &refusal) && is_failed();
     }
     let drops = &trouble.drops;
     let by_rule = |drop: &Dropped| {
@@ -259,9 +259,10 @@ pub(super) fn is_stopped(flow: &Flow) -> bool {
             || is_without_verdict(drop)
             || drop.is("NETFILTER_DROP") && drop.opening && drop.stage != Stage::Reply
     };
-    let is_broken = || drops.iter().any(|drop| is_of_repeated(flow, drop));
-    (is_failed && (drops.iter().any(by_rule) || flow.outcome() == Outcome::Silent && is_broken()))
-        || ((is_failed || !flow.is_tcp()) && drops.iter().any(is_answer))
+    let is_silent = || flow.outcome() == Outcome::Silent;
+    drops.iter().any(by_rule) && is_failed()
+        || drops.iter().any(|drop| is_of_repeated(flow, drop)) && is_silent()
+        || drops.iter().any(is_answer) && (!flow.is_tcp() || is_failed())
 }
 
 /// A packet that a rule stopped.

@@ -218,9 +218,12 @@ pub(super) fn with_affinity(case: &Case<'_>, finding: Finding) -> Finding {
 /// `service.kubernetes.io/headless` in older releases.
 /// For: the label, and no translation. Against: nothing here; the other proxy may be at fault.
 pub(super) fn left_out(case: &Case<'_>) -> Option<Finding> {
+    if case.endpoint.is_some() {
+        return None;
+    }
     let left_out = LeftOut::of(case.vip.service, case.ctx.node.release())?;
     let is_unserved = case.failed() && !case.was_answered();
-    if case.endpoint.is_some() || !(is_unserved || case.outcome == Outcome::Pending && case.untranslated()) {
+    if !(is_unserved || case.outcome == Outcome::Pending && case.untranslated()) {
         return None;
     }
     let finding = match left_out {
