@@ -128,9 +128,9 @@ impl Options {
     }
 }
 
-/// The kernels in the order in which their guests begin: those with the longest shares first, so that no processor waits for
+/// The kernels in the order in which their guests begin: those that take longest first, so that no processor waits for
 /// them at the end.
-const LONGEST_FIRST: [&str; 5] = ["6.12", "6.1", "7.2", "5.10", "6.12-rt"];
+const LONGEST_FIRST: [&str; 5] = ["6.12", "5.10", "6.1", "7.2", "6.12-rt"];
 
 fn longest_first<'a>(guests: &[&'a Series]) -> Vec<&'a Series> {
     let mut guests = guests.to_vec();
