@@ -114,6 +114,9 @@ pub(crate) struct Finding {
     statement: Option<Box<Statement>>,
 }
 
+/// A finding moves some ten times before it is a record or a count.
+const _: () = assert!(size_of::<Finding>() <= 32);
+
 /// What a finding says.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Statement {
