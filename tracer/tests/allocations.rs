@@ -32,9 +32,9 @@ use viptrace::{
     diagnosis::{Outline, judge, outline},
 };
 
-/// Of a flow that was served and ended: what its finding says, its evidence, the texts in it that contain addresses or sizes, the
-/// names of two Pods and of the node, and kube-proxy's version. Flows with repeated packets or IPv6 addresses have more.
-const MAX_MEAN_OF_HEALTHY_FLOWS: u64 = 12;
+/// Of a flow that was served and ended: its evidence, the texts in it that contain addresses or sizes, the names of two
+/// Pods and of the node, and kube-proxy's version. Flows with repeated packets or IPv6 addresses have more.
+const MAX_MEAN_OF_HEALTHY_FLOWS: u64 = 11;
 /// Of a fault: also its evidence in words, its actions, and its rule's queries of the cluster and of the node's rules.
 const MAX_MEAN_OF_FAULTS: u64 = 70;
 /// Of a fault that is only counted: what its rules ask.

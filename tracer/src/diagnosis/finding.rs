@@ -17,7 +17,7 @@ use crate::{
     class::{Action, Class, Confidence, Domain, Kind, Safety, Severity, action},
     cluster::Key,
     node::ProxyMode,
-    text::{sentence, word},
+    text::{phrase, sentence, word},
     time::Timestamp,
     verdict::{self, Evidence, EvidenceType, Mitigation, ServiceRef, Text},
 };
@@ -400,7 +400,7 @@ impl Finding {
                     write!(f, "healthy: {}", said.detail)
                 }
             });
-            said.detail = sentence(format_args!("{reason}; the other evidence looks {looks}")).into();
+            said.detail = phrase!("{reason}; the other evidence looks {looks}").into();
             if is_fault {
                 said.related.insert(0, class);
             }
@@ -417,7 +417,19 @@ impl Finding {
 
     /// `domain — detail`.
     pub(crate) fn root_cause(&self) -> Text {
-        [self.domain.as_str(), SEPARATOR, &self.said().detail].concat().into()
+        Self::root_cause_of(self.domain, self.said().detail.clone())
+    }
+
+    /// The same, in the memory of the detail if that has room.
+    pub(crate) fn root_cause_of(domain: Domain, detail: Text) -> Text {
+        match detail {
+            Text::Borrowed(detail) => [domain.as_str(), SEPARATOR, detail].concat().into(),
+            Text::Owned(mut text) => {
+                text.insert_str(0, SEPARATOR);
+                text.insert_str(0, domain.as_str());
+                text.into()
+            }
+        }
     }
 
     /// A root cause without its domain, which the class implies.

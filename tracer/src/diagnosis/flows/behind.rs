@@ -4,7 +4,7 @@ use super::{
     Case, Finding,
     text::{counted, length},
 };
-use crate::{class::Class, time::Timestamp, verdict::Verdict};
+use crate::{class::Class, text::phrase, time::Timestamp, verdict::Verdict};
 
 /// The cause of stale rules, from kube-proxy's own figures, if they were read long enough after the change at `since`:
 /// kube-proxy does not run (C1), has queued no update since (C2), or cannot write one (C4).
@@ -46,7 +46,7 @@ pub(super) fn with_cause(case: &Case<'_>, since: Option<Timestamp>, mut finding:
     match behind {
         Some((class, what, evidence)) => {
             finding
-                .say(|said| said.detail = format!("{}; {what} {}", said.detail, in_brackets(class)).into());
+                .say(|said| said.detail = phrase!("{}; {what} {}", said.detail, in_brackets(class)).into());
             finding.behind = Some(class);
             finding.node(read, evidence).related(&[class])
         }

@@ -150,14 +150,15 @@ impl<'a> Ruling<'a> {
         let (decision, service, endpoint, is_probe) =
             (self.decision(), self.service(), self.endpoint(), self.is_probe());
         let endpoint_pod = self.endpoint_pod();
-        let mut finding = self.finding.in_mode(ctx.node.mode);
+        let finding = self.finding.in_mode(ctx.node.mode);
         let mut mitigation = finding.mitigation(|name| value(name, flow, ctx, service.as_ref(), endpoint));
         let cross_reference = finding.cross_reference();
-        // The domain is our own text, and what joins it to the detail is no ASCII, for which the check is slow.
-        finding.say(|said| clean_in_place(&mut said.detail));
-        let root_cause = finding.root_cause();
         let Finding { class, domain, confidence, severity, .. } = finding;
-        let Statement { evidence: of_rule, mut against, unobserved: mut unseen, .. } = finding.into_said();
+        let Statement { mut detail, evidence: of_rule, mut against, unobserved: mut unseen, .. } =
+            finding.into_said();
+        // The domain is our own text, and what joins it to the detail is no ASCII, for which the check is slow.
+        clean_in_place(&mut detail);
+        let root_cause = Finding::root_cause_of(domain, detail);
         let mut evidence = kernel_evidence(flow, decision);
         evidence.extend(of_rule);
         evidence.sort_by_key(|evidence| evidence.time);
