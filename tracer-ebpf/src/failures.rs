@@ -204,11 +204,11 @@ extern "C" fn settle(low: u64, high: u64, port: u64, is_admitted: u32) -> u32 {
     0
 }
 
-/// Hook, reason and namespace of a failure, in one word. It has the lower 24 bits of the reason, which are enough: the
+/// Hook, reason and namespace of a failure, in one word. It has the lower 23 bits of the reason, which are enough: the
 /// subsystems that are reported have numbers below 64.
 #[inline(always)]
 fn kind_of(hook: u32, reason: u32, netns: u32) -> u64 {
-    u64::from(netns) | u64::from(hook & 0x3f) << 32 | u64::from(reason & 0xff_ffff) << 40
+    u64::from(netns) | u64::from(hook & 0x3f) << 32 | u64::from(reason) << REASON_SHIFT
 }
 
 /// In such a word, and so in the hook of a bucket's key: the connection is one of the sample. These have buckets of
@@ -217,6 +217,10 @@ fn kind_of(hook: u32, reason: u32, netns: u32) -> u64 {
 const SAMPLED: u64 = 1 << 38;
 /// In such a word: there is no room for this failure, which is only counted.
 const REFUSED: u64 = 1 << 39;
+/// In such a word: the bucket of all clients at one Service.
+const SHARED: u64 = 1 << 40;
+/// The reason follows.
+const REASON_SHIFT: u32 = 41;
 
 /// Whether one more failure has room in the bucket of its client at this Service, and in that of all clients there:
 /// a client can invent addresses.
@@ -229,28 +233,10 @@ extern "C" fn has_room(
     service_high: u64,
     kind: u64,
 ) -> u32 {
-    let mut key = BucketKey {
-        client: words::address(client_low, client_high),
-        service: words::address(service_low, service_high),
-        netns: kind as u32,
-        reason: (kind >> 40) as u32,
-        hook: (kind >> 32) as u32 & 0x7f,
-    };
-    let cost = BUCKET_EVENT_NS.load();
-    for turn in turns::<2>() {
-        let cost = match turn {
-            0 if kind & REFUSED != 0 => u64::MAX,
-            0 => cost,
-            _ => {
-                key.client = output::zeros();
-                cost / SHARE_OF_CLIENT
-            }
-        };
-        if !take_token(&key, cost) {
-            return 0;
-        }
+    if take_token(client_low, client_high, service_low, service_high, kind) == 0 {
+        return 0;
     }
-    1
+    take_token(0, 0, service_low, service_high, kind | SHARED)
 }
 
 /// Whether a connection to a Service's address that was not translated is to be reported.
@@ -260,15 +246,34 @@ pub(crate) fn admits_untranslated(netns: u32, client: Words, service: Words) -> 
 }
 
 /// Takes the cost of one event out of a bucket. An event that it refuses is counted.
+#[unsafe(no_mangle)]
 #[inline(never)]
-fn take_token(key: &BucketKey, cost: u64) -> bool {
+extern "C" fn take_token(
+    client_low: u64,
+    client_high: u64,
+    service_low: u64,
+    service_high: u64,
+    kind: u64,
+) -> u32 {
+    let key = BucketKey {
+        client: words::address(client_low, client_high),
+        service: words::address(service_low, service_high),
+        netns: kind as u32,
+        reason: (kind >> REASON_SHIFT) as u32,
+        hook: (kind >> 32) as u32 & 0x7f,
+    };
     let (full, now) = (BUCKET_FULL_NS.load(), now());
-    let Some(bucket) = look_up(&BUCKETS, key).or_else(|| make_bucket(key, now, full)) else {
+    let cost = match kind & (REFUSED | SHARED) {
+        0 => BUCKET_EVENT_NS.load(),
+        SHARED => BUCKET_EVENT_NS.load() / SHARE_OF_CLIENT,
+        _ => u64::MAX,
+    };
+    let Some(bucket) = look_up(&BUCKETS, &key).or_else(|| make_bucket(&key, now, full)) else {
         let has_room = cost <= full;
         if !has_room {
             add_one(look_up_slot(&SUPPRESSED, SUPPRESSED_EVENTS));
         }
-        return has_room;
+        return has_room.into();
     };
     // SAFETY: a map's value: valid and aligned for as long as the program runs. CPUs that write it at the same time may
     // let through a few events more; the suppressed ones are counted by atomic additions.
@@ -281,11 +286,11 @@ fn take_token(key: &BucketKey, cost: u64) -> bool {
             (*bucket).credit_ns = credit;
             add_one(Some(&raw mut (*bucket).suppressed));
             add_one(look_up_slot(&SUPPRESSED, SUPPRESSED_EVENTS));
-            return false;
+            return 0;
         }
         (*bucket).credit_ns = credit - cost;
     }
-    true
+    1
 }
 
 /// A full bucket, or the one that another CPU made meanwhile: to replace that one would lose the events that it counts.
@@ -298,10 +303,7 @@ fn make_bucket(key: &BucketKey, time_ns: u64, credit_ns: u64) -> Option<*mut Buc
 /// Whether an event that concerns a whole namespace is to be reported.
 #[inline(always)]
 pub(crate) fn admits_netns(hook: Hook, netns: u32) -> bool {
-    take_token(
-        &BucketKey { client: [0; 4], service: [0; 4], netns, reason: 0, hook: hook as u32 },
-        BUCKET_EVENT_NS.load(),
-    )
+    take_token(0, 0, 0, 0, kind_of(hook as u32, 0, netns)) != 0
 }
 
 /// The ends of a conntrack entry; `None` where their places are not known.

@@ -302,7 +302,7 @@ pub struct BucketKey {
     /// All zero where no end is a Service's.
     pub service: [u32; 4],
     pub netns: u32,
-    /// The lower 24 bits of the record's; 0 where it has none.
+    /// The lower 23 bits of the record's; 0 where it has none.
     pub reason: u32,
     /// A [`Hook`]'s number.
     pub hook: u32,
