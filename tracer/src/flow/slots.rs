@@ -44,6 +44,8 @@ pub(super) const QUEUES: [Queue; 9] = [
 const NONE: u32 = u32::MAX;
 /// The flows that are read ahead together.
 const AHEAD: u32 = 16;
+/// The flows whose memory is kept for others: more than leave and begin by turns, and less than a quarter of a megabyte.
+const SPARE: usize = 256;
 
 /// A flow's time in its slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +82,9 @@ const EMPTY: Ends = Ends { head: NONE, tail: NONE, len: 0, deadline: Timestamp::
 pub(super) struct Slots {
     all: Vec<Slot>,
     free: Vec<u32>,
+    /// Flows that have left and that nobody shares. The memory of each is that of a later one: it is still in the processor's
+    /// cache, and an allocator would join it with its neighbours, which are not.
+    spare: Vec<SharedFlow>,
     queues: [Ends; QUEUES.len()],
     /// No deadline is earlier.
     earliest: Timestamp,
@@ -87,7 +92,13 @@ pub(super) struct Slots {
 
 impl Slots {
     pub(super) fn new() -> Self {
-        Self { all: Vec::new(), free: Vec::new(), queues: [EMPTY; QUEUES.len()], earliest: Timestamp::MAX }
+        Self {
+            all: Vec::new(),
+            free: Vec::new(),
+            spare: Vec::new(),
+            queues: [EMPTY; QUEUES.len()],
+            earliest: Timestamp::MAX,
+        }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -125,8 +136,8 @@ impl Slots {
     }
 
     pub(super) fn insert(&mut self, flow: Flow, queue: Queue, deadline: Timestamp) -> u32 {
-        let slot =
-            Slot { flow: Some(SharedFlow::new(flow)), queue, life: 0, deadline, previous: NONE, next: NONE };
+        let flow = Some(self.stored(flow));
+        let slot = Slot { flow, queue, life: 0, deadline, previous: NONE, next: NONE };
         let index = if let Some(index) = self.free.pop() {
             let free = &mut self.all[index as usize];
             *free = Slot { life: free.life.wrapping_add(1), ..slot };
@@ -152,8 +163,18 @@ impl Slots {
             return;
         }
         self.unlink(index);
-        self.all[index as usize].flow = None;
+        let left = self.all[index as usize].flow.take();
         self.free.push(index);
+        if self.spare.len() < SPARE {
+            self.spare.extend(left.filter(SharedFlow::is_unique));
+        }
+    }
+
+    /// The flow in the memory of one that has left, if there is any.
+    fn stored(&mut self, flow: Flow) -> SharedFlow {
+        let Some(mut spare) = self.spare.pop() else { return SharedFlow::new(flow) };
+        *SharedFlow::make_mut(&mut spare) = flow;
+        spare
     }
 
     /// Moves the flow to the end of `queue`.
@@ -248,5 +269,53 @@ impl Slots {
                 self.earliest = self.earliest.min(follower.deadline);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use super::*;
+    use crate::net::{Netns, Protocol, Tuple};
+
+    fn flow(id: u64) -> Flow {
+        let end: SocketAddr = "10.0.0.1:80".parse().unwrap();
+        Flow::new(id, Tuple::new(Protocol::TCP, end, end), Netns(1), Timestamp::MIN, false)
+    }
+
+    fn place(slots: &Slots, index: u32) -> *const Flow {
+        std::ptr::from_ref(slots.get(index).unwrap())
+    }
+
+    #[test]
+    fn a_flow_that_has_left_leaves_its_memory_to_the_next() {
+        let mut slots = Slots::new();
+        let index = slots.insert(flow(1), Queue::Opening, Timestamp::MAX);
+        let before = place(&slots, index);
+        slots.clear(index);
+        let index = slots.insert(flow(2), Queue::Opening, Timestamp::MAX);
+        assert_eq!((place(&slots, index), slots.get(index).map(|flow| flow.id)), (before, Some(2)));
+    }
+
+    #[test]
+    fn a_flow_that_others_hold_keeps_its_memory() {
+        let mut slots = Slots::new();
+        let index = slots.insert(flow(1), Queue::Opening, Timestamp::MAX);
+        let held = slots.share(index).unwrap();
+        slots.clear(index);
+        let index = slots.insert(flow(2), Queue::Opening, Timestamp::MAX);
+        assert_eq!((held.id, slots.get(index).map(|flow| flow.id)), (1, Some(2)));
+    }
+
+    #[test]
+    fn the_memory_that_is_kept_is_bounded() {
+        let mut slots = Slots::new();
+        let all: Vec<_> =
+            (0..1000).map(|id| slots.insert(flow(id), Queue::Opening, Timestamp::MAX)).collect();
+        for index in all {
+            slots.clear(index);
+        }
+        assert_eq!((slots.spare.len(), slots.len()), (SPARE, 0));
     }
 }
