@@ -343,8 +343,8 @@ pub struct Trouble {
     pub icmp_errors: Vec<IcmpError>,
     /// RSTs that passed through this node, at most one for each direction.
     pub transit_resets: Vec<TransitReset>,
-    /// Its packets found no entry, and conntrack created one mid-stream.
-    pub picked_up: Option<PickedUp>,
+    /// Its packets found no entry, and conntrack created one mid-stream. Few flows have it, and it is large.
+    pub picked_up: Option<Box<PickedUp>>,
 }
 
 /// A packet that conntrack cannot assign to a connection (`nf_ct_l4proto_log_invalid`): it is not translated, and

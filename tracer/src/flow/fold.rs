@@ -166,9 +166,10 @@ impl Flow {
                 return Stage::After;
             }
         }
-        let picked_up = self.trouble.as_ref().and_then(|trouble| trouble.picked_up).map(|entry| entry.ct);
-        for ct in self.decisions.iter().map(|decision| decision.ct).chain(picked_up) {
-            let reply = ct.reply;
+        let picked_up = self.trouble.as_ref().and_then(|trouble| trouble.picked_up.as_ref());
+        let entries = self.decisions.iter().map(|decision| &decision.ct);
+        for ct in entries.chain(picked_up.map(|picked_up| &picked_up.ct)) {
+            let reply = &ct.reply;
             if tuple.src == reply.src && tuple.dst == reply.dst {
                 return Stage::Reply;
             }

@@ -61,7 +61,7 @@ impl FlowTable {
                 | SocketEvent::Retransmit { state: TcpState::SynSent, .. }
         );
         let Some(flow) = self.slots.get_mut(index).filter(|_| connects) else { return false };
-        let picked_up = flow.trouble.as_ref().and_then(|trouble| trouble.picked_up);
+        let picked_up = flow.trouble.as_ref().and_then(|trouble| trouble.picked_up.as_deref().copied());
         let Some(picked_up) = picked_up.filter(|known| flow.orig == fact.tuple && known.time <= place.time)
         else {
             return false;
@@ -114,7 +114,7 @@ impl Flow {
             return false;
         }
         let picked_up = PickedUp { time: place.time, netns: place.netns, ct: *ct };
-        self.trouble_mut().picked_up.get_or_insert(picked_up);
+        self.trouble_mut().picked_up.get_or_insert_with(|| Box::new(picked_up));
         true
     }
 }

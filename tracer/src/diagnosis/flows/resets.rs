@@ -165,7 +165,7 @@ struct Recreated {
 
 fn recreated(case: &Case<'_>) -> Option<Recreated> {
     // If the client's socket is on this node, the flow is known to be the same.
-    if let Some(picked_up) = case.trouble().and_then(|trouble| trouble.picked_up) {
+    if let Some(picked_up) = case.trouble().and_then(|trouble| trouble.picked_up.as_ref()) {
         let before = case.endpoint.map(|endpoint| (endpoint, case.flow.deleted));
         let chosen = picked_up.ct.endpoint().filter(|chosen| case.endpoint != Some(*chosen))?;
         return Some(Recreated { at: picked_up.time, chosen, before });

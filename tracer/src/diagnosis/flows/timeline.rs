@@ -179,7 +179,7 @@ impl Events<'_> {
             );
         }
         trouble.icmp_errors.iter().for_each(|error| self.of_icmp_error(error));
-        if let Some(picked_up) = trouble.picked_up {
+        if let Some(picked_up) = &trouble.picked_up {
             let to = fmt::from_fn(|f| match picked_up.ct.endpoint() {
                 Some(endpoint) => write!(f, "sent to {endpoint}"),
                 None => f.write_str("not translated"),
