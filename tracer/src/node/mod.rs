@@ -31,7 +31,7 @@ pub(crate) use gap::Gap;
 pub use gap::Reason;
 pub(crate) use kube_proxy::Health;
 pub use kube_proxy::ProxyMode;
-pub use release::Release;
+pub use release::{Release, Version};
 pub(crate) use snapshot::{Presence, WriterEffect};
 pub use snapshot::{RuleEffect, RulesByWriter, Snapshot};
 

@@ -1,5 +1,35 @@
 //! Releases of Kubernetes: which minor version a component has, and with it which behaviour.
 
+use std::ops::Deref;
+
+/// The version that a component reports, as `v1.30.5`, and its release.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Version {
+    text: String,
+    release: Option<Release>,
+}
+
+impl Version {
+    /// `None` for a build without a version.
+    pub(crate) const fn release(&self) -> Option<Release> {
+        self.release
+    }
+}
+
+impl From<String> for Version {
+    fn from(text: String) -> Self {
+        Self { release: Release::parse(&text), text }
+    }
+}
+
+impl Deref for Version {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.text
+    }
+}
+
 /// Major and minor number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Release(pub u32, pub u32);
@@ -49,6 +79,12 @@ impl Release {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_version_is_its_text_and_has_a_release() {
+        let version = Version::from("v1.29.6-eks-1552ad0".to_owned());
+        assert_eq!((&*version, version.release()), ("v1.29.6-eks-1552ad0", Some(Release(1, 29))));
+    }
 
     #[test]
     fn releases_and_builds() {

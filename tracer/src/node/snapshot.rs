@@ -22,7 +22,7 @@ pub(crate) use report::ProxyReport;
 pub(crate) use rules::{Listing, Listings, Presence, ProxyRules};
 
 use super::{
-    Observed, Release,
+    Observed, Release, Version,
     capture::{Artifact, Capture, Kind},
     conntrack::{self, Counters, Namespace},
     gap::{Gap, Reason},
@@ -48,7 +48,7 @@ pub struct Snapshot {
     /// kube-proxy's mode: from its own report, or else from its log, its configuration or its rules.
     pub mode: Option<ProxyMode>,
     /// `v1.30.5`, of kube-proxy.
-    pub version: Option<String>,
+    pub version: Option<Version>,
     /// Whether kube-proxy runs: an answer from its port is better proof than a process list seen from inside a
     /// container.
     pub running: Option<bool>,
@@ -168,7 +168,7 @@ impl Reader<'_> {
             snapshot.gaps.push(Gap { kind: Kind::Process, reason });
         }
         let reported = snapshot.metrics.as_ref().and_then(Metrics::version).map(str::to_owned);
-        snapshot.version = reported.or_else(|| snapshot.log.as_ref()?.version.clone());
+        snapshot.version = reported.or_else(|| snapshot.log.as_ref()?.version.clone()).map(Version::from);
     }
 
     fn kernel(&mut self) {
@@ -217,7 +217,7 @@ impl Reader<'_> {
 impl Snapshot {
     /// kube-proxy's release; `None` if it is unknown.
     pub(crate) fn release(&self) -> Option<Release> {
-        self.version.as_deref().and_then(Release::parse)
+        self.version.as_ref()?.release()
     }
 
     /// Whether kube-proxy sends to terminating endpoints that serve while no other is ready: the feature gate

@@ -444,7 +444,7 @@ mod tests {
         (time(), time(), state).prop_map(|(began, now, (version, conntrack, gaps))| {
             let gap = |text| Gap { kind: capture::Kind::ProxyMode, reason: Reason::Quoted { text } };
             let snapshot = Snapshot {
-                version,
+                version: version.map(String::into),
                 conntrack_use: conntrack
                     .map(|(count, max)| Observed { time: began, value: ConntrackUse { count, max } }),
                 gaps: gaps.into_iter().map(gap).collect(),

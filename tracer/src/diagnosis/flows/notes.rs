@@ -43,10 +43,7 @@ pub(super) fn with_skew(case: &Case<'_>, finding: Finding) -> Finding {
         return finding;
     }
     let node = case.ctx.node;
-    let Some((text, own)) = node.version.as_deref().and_then(|text| Some((text, Release::parse(text)?)))
-    else {
-        return finding;
-    };
+    let Some((text, own)) = node.version.as_deref().zip(node.release()) else { return finding };
     let releases = case.ctx.cluster.nodes().filter_map(|node| Release::parse(&node.kubelet_version));
     let Some(newest) = releases.max() else { return finding };
     let Some(behind) = own.behind(newest).filter(|behind| *behind > own.allowed_behind()) else {

@@ -194,7 +194,7 @@ impl<'a> Ruling<'a> {
             changes_left_out: 0,
             lost_events: flow.lost,
             kube_proxy_mode: ctx.node.mode.map(|mode| mode.as_str().into()),
-            kube_proxy_version: ctx.node.version.clone().map(clean),
+            kube_proxy_version: ctx.node.version.as_deref().map(|version| clean(version.to_owned())),
             metadata_age: ctx.metadata_age.filter(|age| age.is_finite()),
             mitigation: Mitigation {
                 immediate: clean(mitigation.immediate),

@@ -234,7 +234,7 @@ fn report(facts: &Facts, found: Found, scope: &Scope) -> CheckReport {
         time: facts.taken.unwrap_or_default(),
         node: facts.node_name.clone(),
         kube_proxy_mode: facts.node.mode.map(|mode| mode.as_str().to_owned()),
-        kube_proxy_version: facts.node.version.clone(),
+        kube_proxy_version: facts.node.version.as_deref().map(str::to_owned),
         service: scope.service.as_ref().map(Key::to_string),
         state,
         summary: summary(state, &findings, facts),

@@ -14,7 +14,8 @@ use super::{ConntrackUse, Listing, Listings, Presence, ProxyReport, ProxyRules, 
 use crate::{
     net::Family,
     node::{
-        Observed, gap::Gap, interfaces::Dataplane, ipvs::IpvsSettings, kube_proxy::ProxyMode, routes::Routes,
+        Observed, Version, gap::Gap, interfaces::Dataplane, ipvs::IpvsSettings, kube_proxy::ProxyMode,
+        routes::Routes,
     },
     rules::Ruleset,
     time::Timestamp,
@@ -69,7 +70,7 @@ impl<'s> From<&'s Snapshot> for Saved<'s> {
         let time = snapshot.read_at().unwrap_or_default();
         let state = State {
             kube_proxy_mode: at(time, snapshot.mode),
-            kube_proxy_version: at(time, snapshot.version.clone()),
+            kube_proxy_version: at(time, snapshot.version.as_deref().map(str::to_owned)),
             kube_proxy_running: at(time, snapshot.running),
             other_dataplane: at(time, snapshot.other_dataplane.map(|found| found.as_str().into())),
             conntrack_use: snapshot.conntrack_use,
@@ -98,7 +99,7 @@ impl From<Saved<'_>> for Snapshot {
         let dataplane = value(state.other_dataplane);
         let mut snapshot = Self {
             mode: value(state.kube_proxy_mode),
-            version: value(state.kube_proxy_version),
+            version: value(state.kube_proxy_version).map(Version::from),
             running: value(state.kube_proxy_running),
             other_dataplane: Dataplane::ALL
                 .into_iter()

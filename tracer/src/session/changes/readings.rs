@@ -183,7 +183,7 @@ impl Readings {
             let text = format!("kube-proxy's feature gate ProxyTerminatingEndpoints changed to {after}");
             found.since(since, ChangeKind::KubeProxyConfig, Subject::KubeProxy, text);
         }
-        let version = differs(&mut self.version, snapshot.version.clone(), began);
+        let version = differs(&mut self.version, snapshot.version.as_deref().map(str::to_owned), began);
         if let Some(Difference { since, before, after }) = version {
             let text = format!("kube-proxy's version changed from {before} to {after}");
             found.since(since, ChangeKind::Upgraded, Subject::KubeProxy, text);

@@ -10,7 +10,7 @@ fn healthy() -> Snapshot {
     let mut node = Snapshot {
         running: Some(true),
         mode: Some(ProxyMode::Iptables),
-        version: Some("v1.30.5".to_owned()),
+        version: Some("v1.30.5".to_owned().into()),
         conntrack_use: Some(Observed { time: at(0), value: ConntrackUse { count: 10, max: 100 } }),
         ipvs_settings: Some(IpvsSettings {
             conntrack: Some(true),
@@ -141,7 +141,7 @@ fn settings_and_the_kernels_state_are_compared() {
             "KubeProxyConfig 100–200 kube-proxy: kube-proxy's mode changed from iptables to ipvs",
         ),
         (
-            |node| node.version = Some("v1.31.0".to_owned()),
+            |node| node.version = Some("v1.31.0".to_owned().into()),
             "Upgraded 100–200 kube-proxy: kube-proxy's version changed from v1.30.5 to v1.31.0",
         ),
         (

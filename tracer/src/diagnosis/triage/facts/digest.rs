@@ -23,7 +23,7 @@ impl Facts {
             }
         };
         put("kube-proxy mode", self.node.mode.map(|mode| mode.to_string()));
-        put("kube-proxy version", self.node.version.clone());
+        put("kube-proxy version", self.node.version.as_deref().map(str::to_owned));
         put("kube-proxy healthz", self.node.healthz.as_ref().map(|health| health.status.to_string()));
         let read = |mode| self.node.has_rules_of(mode) != Presence::Unknown;
         let chains = self.node.service_chains(Writer::is_iptables);
