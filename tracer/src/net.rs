@@ -5,6 +5,7 @@
 use std::{
     borrow::Cow,
     fmt,
+    hash::{Hash, Hasher},
     net::{AddrParseError, IpAddr, Ipv6Addr, SocketAddr},
     str::FromStr,
 };
@@ -70,7 +71,7 @@ impl fmt::Display for Protocol {
 /// (`::ffff:a.b.c.d`) or conntrack did (`a.b.c.d`). Flow labels and scope ids, which conntrack does not have, are left out.
 ///
 /// Sightings and flows consist mostly of addresses: a [`SocketAddr`] takes 32 bytes.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TransportAddr {
     /// Big-endian; an IPv4 address is mapped.
     octets: [u8; 16],
@@ -111,6 +112,14 @@ impl TransportAddr {
 
     pub fn socket(self) -> SocketAddr {
         SocketAddr::new(self.ip(), self.port)
+    }
+}
+
+impl Hash for TransportAddr {
+    /// In numbers: bytes have a length, and are hashed one by one or by a call.
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u128(self.bits());
+        state.write_u16(self.port);
     }
 }
 

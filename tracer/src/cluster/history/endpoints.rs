@@ -135,7 +135,7 @@ impl History {
     /// What the [membership](Self::membership) of `endpoint` at `at` allows. Costs much less for a further flow.
     pub(crate) fn standing(&self, vip: &Vip<'_>, endpoint: SocketAddr, at: Timestamp) -> Standing {
         let find = || self.membership(vip, endpoint, at).standing();
-        self.remembered(|known| &mut known.standings, vip, endpoint, None, at, find)
+        self.remembered(|known| &mut known.standings, vip, endpoint.into(), None, at, find)
     }
 
     /// Whether neither the VIP's Service nor any of its slices changed after `from`, up to `to`: a member at `from` is one at

@@ -6,7 +6,6 @@
 use std::{
     fmt,
     hash::Hash,
-    net::SocketAddr,
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -15,7 +14,7 @@ use foldhash::HashMap;
 use super::{History, NoEndpointsReason, Standing, Usable, Vip};
 use crate::{
     cluster::model::{Key, Via, is_same},
-    net::Protocol,
+    net::{Protocol, TransportAddr},
     time::Timestamp,
 };
 
@@ -23,7 +22,7 @@ use crate::{
 const MAX_ADDRESSES: usize = 4096;
 
 /// The answers of one kind, by the address and what else is asked.
-type Known<T, K = ()> = HashMap<(SocketAddr, Protocol, K), Answer<T>>;
+type Known<T, K = ()> = HashMap<(TransportAddr, Protocol, K), Answer<T>>;
 
 #[derive(Debug, Default)]
 pub(super) struct Memo(Mutex<Answers>);
@@ -35,7 +34,7 @@ pub(super) struct Answers {
     pub(super) usable: Known<Option<Usable>>,
     pub(super) reasons: Known<Option<Arc<NoEndpointsReason>>>,
     /// Of endpoints.
-    pub(super) standings: Known<Standing, SocketAddr>,
+    pub(super) standings: Known<Standing, TransportAddr>,
 }
 
 /// An answer with the rest of its question.
@@ -74,7 +73,7 @@ impl History {
         if at < self.changes.latest() {
             return find();
         }
-        let place = (vip.addr, vip.port.protocol, about);
+        let place = (vip.addr.into(), vip.port.protocol, about);
         let memo = || {
             let mut answers = self.memo.0.lock().unwrap_or_else(PoisonError::into_inner);
             if answers.generation != self.generation() {
