@@ -3,7 +3,7 @@
 //! Owns the reading of `EndpointSlices`: ports by name, conditions, several slices for one Service. Must not judge a
 //! flow.
 
-use std::{cmp::Reverse, collections::BTreeSet, net::SocketAddr, sync::Arc};
+use std::{cell::OnceCell, cmp::Reverse, collections::BTreeSet, net::SocketAddr, sync::Arc};
 
 use super::{History, Vip};
 use crate::{
@@ -206,21 +206,29 @@ impl History {
         endpoint: SocketAddr,
         at: Timestamp,
     ) -> Option<(Timestamp, &Endpoint)> {
-        let line = self.services.get(service)?;
-        let span = line.spans().filter(|span| span.from <= at && span.value.is_some()).last()?;
-        let current = span.value?;
+        let span = OnceCell::new();
+        let span = || {
+            let spans = || self.services.get(service).into_iter().flat_map(Timeline::spans);
+            let known = |span: &Span<'_, _>| span.from <= at && span.value.is_some();
+            *span.get_or_init(|| spans().filter(known).last().and_then(|span| Some((span.from, span.value?))))
+        };
         self.slice_lines(service)
             .flat_map(Timeline::spans)
             .filter(|slice| slice.from <= at)
             .filter_map(|slice| {
                 let listed = slice.value.filter(|value| value.service.as_ref() == Some(service))?;
+                // The Service is looked up by its name, and of few endpoints only.
+                if !listed.endpoints.iter().any(|known| known.addresses.contains(&endpoint.ip())) {
+                    return None;
+                }
+                let (changed, current) = span()?;
                 let old = listed.ports.iter().find(|old| {
                     old.port == endpoint.port()
                         && old.protocol == port.protocol
                         && !current.ports.iter().any(|known| known.name == old.name)
                 })?;
                 let renamed = ServicePort { name: Arc::clone(&old.name), ..port.clone() };
-                let left = slice.to.filter(|to| *to <= at).unwrap_or(span.from);
+                let left = slice.to.filter(|to| *to <= at).unwrap_or(changed);
                 find(listed, &renamed, endpoint).map(|last| (left, last))
             })
             .max_by_key(|(left, _)| *left)
