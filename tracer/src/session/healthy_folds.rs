@@ -6,7 +6,7 @@
 //! objects concerned have not changed since before either flow began.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     hash::{Hash, Hasher},
     sync::Arc,
 };
@@ -84,8 +84,13 @@ pub(super) struct Found<'a> {
 #[derive(Debug, Default)]
 pub(super) struct HealthyFolds {
     known: HashMap<Key, Template, RandomState>,
+    counts: Counts,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
     /// The templates with a count to report.
-    counted: Vec<Key>,
+    of: Vec<Key>,
     /// The counts of dropped templates.
     retired: Vec<Folded>,
 }
@@ -102,16 +107,17 @@ impl HealthyFolds {
             return None;
         }
         let key = Key::new(flow, endpoint);
-        if !self.known.get_mut(&key)?.holds(history) {
-            self.retire(&key);
+        let Entry::Occupied(mut known) = self.known.entry(key) else { return None };
+        if !known.get_mut().holds(history) {
+            self.counts.retire(key, known.remove());
             return None;
         }
-        let template = self.known.get_mut(&key)?;
+        let template = known.into_mut();
         if flow.first_seen <= template.since {
             return None;
         }
         if template.tally.add(flow, history) {
-            self.counted.push(key);
+            self.counts.of.push(key);
         }
         Some(Found { verdict_key: &template.verdict_key, is_cluster_ip: template.is_cluster_ip })
     }
@@ -131,8 +137,8 @@ impl HealthyFolds {
             return;
         }
         let key = Key::new(flow, endpoint.into());
-        if self.known.contains_key(&key) {
-            self.retire(&key);
+        if let Some(template) = self.known.remove(&key) {
+            self.counts.retire(key, template);
         } else if self.known.len() >= MAX_TEMPLATES {
             self.clear();
         }
@@ -163,21 +169,23 @@ impl HealthyFolds {
     /// The flows counted since the last call.
     pub(super) fn take(&mut self) -> Vec<Folded> {
         self.retire_all();
-        std::mem::take(&mut self.retired)
+        std::mem::take(&mut self.counts.retired)
     }
 
     fn retire_all(&mut self) {
-        for key in self.counted.drain(..) {
-            self.retired.extend(self.known.get_mut(&key).and_then(|template| template.tally.take()));
+        let Counts { of, retired } = &mut self.counts;
+        for key in of.drain(..) {
+            retired.extend(self.known.get_mut(&key).and_then(|template| template.tally.take()));
         }
     }
+}
 
-    fn retire(&mut self, key: &Key) {
-        if let Some(mut template) = self.known.remove(key)
-            && let Some(folded) = template.tally.take()
-        {
+impl Counts {
+    /// Keeps the count of a dropped template.
+    fn retire(&mut self, key: Key, mut template: Template) {
+        if let Some(folded) = template.tally.take() {
             self.retired.push(folded);
-            self.counted.retain(|counted| counted != key);
+            self.of.retain(|counted| *counted != key);
         }
     }
 }
