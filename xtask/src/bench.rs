@@ -169,13 +169,13 @@ struct Measured {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Spread {
-    median: f64,
-    low: f64,
-    high: f64,
+pub(crate) struct Spread {
+    pub(crate) median: f64,
+    pub(crate) low: f64,
+    pub(crate) high: f64,
 }
 
-fn spread(values: impl IntoIterator<Item = f64>) -> Option<Spread> {
+pub(crate) fn spread(values: impl IntoIterator<Item = f64>) -> Option<Spread> {
     let mut values: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
     values.sort_by(f64::total_cmp);
     let (low, high) = (*values.first()?, *values.last()?);
@@ -283,7 +283,7 @@ fn row(name: &str, tool: &str, group: &Measured) -> [String; 8] {
 }
 
 /// A number with its thousands grouped, without a fraction.
-fn grouped(value: f64) -> String {
+pub(crate) fn grouped(value: f64) -> String {
     let digits = format!("{:.0}", value.abs());
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {

@@ -2,6 +2,8 @@
 //!
 //! The benchmark is `tracer/benches/replay.rs`; this file runs it and prints its results and the command.
 
+mod against;
+
 use anyhow::Result;
 use clap::Args;
 
@@ -16,12 +18,25 @@ pub(crate) struct Options {
     /// Compare queries by the index with a replay of everything, on one recording
     #[arg(long)]
     query: bool,
+    /// Compare with the program of another commit by turns: each replays the same traffic as it recorded it
+    #[arg(long, value_name = "COMMIT", conflicts_with = "query")]
+    against: Option<String>,
+    /// Runs of each program, with --against
+    #[arg(long, value_name = "NUMBER", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// Events a CPU second of that commit on the machine of a target, with --against: prints what the ratios are there
+    #[arg(long, value_name = "NUMBER", requires = "against")]
+    where_it_had: Option<u32>,
 }
 
 /// Measures and prints.
 pub(crate) fn run(printer: &Printer, options: &Options) -> Result<bool> {
     let place = Place::find()?;
     let number = options.events.unwrap_or(if options.query { 10_000_000 } else { 1_000_000 });
+    if let Some(commit) = &options.against {
+        against::compare(printer, &place, commit, number, options)?;
+        return Ok(true);
+    }
     let (events, query) = (format!("--events={number}"), if options.query { " --query" } else { "" });
     cargo("measure recordings")
         .args([
