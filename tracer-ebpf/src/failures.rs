@@ -233,10 +233,14 @@ extern "C" fn has_room(
     service_high: u64,
     kind: u64,
 ) -> u32 {
-    if take_token(client_low, client_high, service_low, service_high, kind) == 0 {
-        return 0;
+    for turn in turns::<2>() {
+        let (low, high, kind) =
+            if turn == 0 { (client_low, client_high, kind) } else { (0, 0, kind | SHARED) };
+        if take_token(low, high, service_low, service_high, kind) == 0 {
+            return 0;
+        }
     }
-    take_token(0, 0, service_low, service_high, kind | SHARED)
+    1
 }
 
 /// Whether a connection to a Service's address that was not translated is to be reported.
