@@ -71,6 +71,9 @@ fn unhex(hex: &str) -> Vec<u8> {
     digits.map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap()).collect()
 }
 
+/// Those of the corpora's RSTs (`enum sk_rst_reason`, `include/net/rstreason.h`, Linux 6.12).
+const RESET_REASONS: [(u32, &str); 1] = [(1, "NO_SOCKET")];
+
 pub(crate) fn header(corpus: &Corpus) -> Header {
     Header {
         format: FORMAT,
@@ -91,7 +94,7 @@ pub(crate) fn header(corpus: &Corpus) -> Header {
         hook_set: None,
         offsets: corpus.offsets.clone(),
         drop_reasons: corpus.reasons.clone(),
-        reset_reasons: corpus.reasons.clone(),
+        reset_reasons: RESET_REASONS.map(|(number, name)| (number, Arc::from(name))).into(),
     }
 }
 
