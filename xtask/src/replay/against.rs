@@ -62,15 +62,14 @@ pub(super) fn compare(
         }
         printer.say(&format!("    round {round} of {} done", options.rounds));
     }
-    printer.data(&format!(
-        "CPU time of {events} events of \"usual\" by {hash}, divided by that of this tree's recordings, as long:"
-    ));
+    printer
+        .data(&format!("this tree's replays, in the speed of {hash} with \"usual\", {events} events each:"));
     for (name, _, ratios) in players {
         let Some(Spread { median, low, high }) = spread(ratios) else { continue };
         let there = options.where_it_had.map_or_else(String::new, |speed| {
             let speed = f64::from(speed);
             format!(
-                "; where that had {} events a CPU second: {} ({} to {})",
+                "; where that has {} events a CPU second, {} ({} to {})",
                 grouped(speed),
                 grouped(median * speed),
                 grouped(low * speed),
