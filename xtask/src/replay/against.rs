@@ -5,6 +5,7 @@
 //! `target/against`, so that a further comparison begins at once.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
@@ -44,6 +45,8 @@ pub(super) fn compare(
     let ours = built(&place.repository, &place.target)?;
     printer.say("==> recordings");
     let recordings = folder.join("recordings");
+    // A recording is never written over another.
+    empty(&recordings)?;
     fs::create_dir_all(&recordings)
         .with_context(|| format!("could not make the folder {}", recordings.display()))?;
     let reference = Player { root: other, program: theirs, recording: recordings.join("reference.viptrace") };
@@ -106,9 +109,7 @@ fn check_out(place: &Place, hash: &str, to: &Path) -> Result<()> {
     }
     let begun = to.with_extension("part");
     let archive = to.with_extension("tar");
-    if begun.exists() {
-        fs::remove_dir_all(&begun).with_context(|| format!("could not remove {}", begun.display()))?;
-    }
+    empty(&begun)?;
     fs::create_dir_all(&begun).with_context(|| format!("could not make the folder {}", begun.display()))?;
     Call::new("read the commit's files", "git")
         .args(["archive", "--format=tar", "-o"])
@@ -119,6 +120,16 @@ fn check_out(place: &Place, hash: &str, to: &Path) -> Result<()> {
     Call::new("unpack the commit's files", "tar").arg("-xf").arg(&archive).arg("-C").arg(&begun).stream()?;
     fs::remove_file(&archive).with_context(|| format!("could not remove {}", archive.display()))?;
     fs::rename(&begun, to).with_context(|| format!("could not rename {}", begun.display()))
+}
+
+/// Removes what an earlier run left.
+fn empty(folder: &Path) -> Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("could not remove {}", folder.display()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The tree's benchmark, as it is published, or as it was built before there was a profile for that.
