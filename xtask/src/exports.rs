@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::apt;
 use crate::call::Call;
 use crate::deploy::tools::{self, Tool};
-use crate::place::Place;
+use crate::place::{Place, make_empty};
 use crate::printer::{Outcome, Printer};
 use crate::tally::Tally;
 
@@ -42,10 +42,7 @@ pub(crate) fn checks(place: &Place, printer: &Printer) -> Result<Tally> {
     let python = tools::fetch(printer, "DuckDB", || tools::environment(place, "duckdb", DUCKDB));
     let tshark = tools::fetch(printer, "tshark", tshark);
     let folder = place.target.join("exports");
-    if folder.exists() {
-        fs::remove_dir_all(&folder).with_context(|| format!("could not remove {}", folder.display()))?;
-    }
-    fs::create_dir_all(&folder).with_context(|| format!("could not create {}", folder.display()))?;
+    make_empty(&folder)?;
     let mut tally = Tally::default();
     let mut check = |name: &str, tools: [&Tool; 2], run: &dyn Fn(&Path, &Path) -> Result<()>| {
         let checked = match tools {

@@ -1,6 +1,7 @@
 //! The paths of the repository, of the target folder and of the files below it.
 //!
-//! `cargo metadata` supplies them, so that `CARGO_TARGET_DIR` and `build.target-dir` are respected. Creates nothing.
+//! `cargo metadata` supplies them, so that `CARGO_TARGET_DIR` and `build.target-dir` are respected. Creates only empty
+//! folders.
 
 use std::env;
 use std::ffi::OsString;
@@ -65,6 +66,14 @@ impl Place {
     pub(crate) fn guest_output(&self, guest: &str) -> PathBuf {
         self.guest().join("out").join(guest)
     }
+}
+
+/// Makes the folder, empty: what an earlier run left there is removed.
+pub(crate) fn make_empty(folder: &Path) -> Result<()> {
+    if folder.exists() {
+        fs::remove_dir_all(folder).with_context(|| format!("could not remove {}", folder.display()))?;
+    }
+    fs::create_dir_all(folder).with_context(|| format!("could not create {}", folder.display()))
 }
 
 /// The paths in a folder, sorted.

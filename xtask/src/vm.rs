@@ -16,6 +16,7 @@ use anyhow::{Context as _, Result};
 
 use crate::event::{Event, Metric};
 use crate::kernels::Kernel;
+use crate::place::make_empty;
 use crate::printer::{Printer, indented, seconds};
 use crate::watch::{MachineLines, Watch};
 
@@ -191,10 +192,7 @@ impl Drop for Running {
 
 fn run_once(printer: &Printer, guest: &Guest, on_event: &mut impl FnMut(&Event)) -> Result<Run> {
     let output = &guest.output;
-    if output.exists() {
-        fs::remove_dir_all(output).with_context(|| format!("could not remove {}", output.display()))?;
-    }
-    fs::create_dir_all(output).with_context(|| format!("could not create {}", output.display()))?;
+    make_empty(output)?;
     let machine_log = output.join("machine.log");
     let qemu_log = output.join("qemu.log");
     let create =

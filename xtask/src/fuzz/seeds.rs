@@ -8,6 +8,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
+
+use crate::place::make_empty;
 use serde_json::Value;
 
 use super::{Target, captures};
@@ -24,10 +26,7 @@ pub(super) fn write(target: &Target, tests: &Path, folder: &Path) -> Result<usiz
     if seeds.is_empty() {
         bail!("there are no seeds for the fuzz target {target} below {}", tests.display());
     }
-    if folder.exists() {
-        fs::remove_dir_all(folder).with_context(|| format!("could not remove {}", folder.display()))?;
-    }
-    fs::create_dir_all(folder).with_context(|| format!("could not create {}", folder.display()))?;
+    make_empty(folder)?;
     for (number, seed) in seeds.iter().enumerate() {
         let path = folder.join(format!("{number:04}"));
         fs::write(&path, seed).with_context(|| format!("could not write {}", path.display()))?;

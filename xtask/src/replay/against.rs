@@ -5,7 +5,6 @@
 //! `target/against`, so that a further comparison begins at once.
 
 use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
@@ -13,7 +12,7 @@ use anyhow::{Context as _, Result, bail};
 use super::Options;
 use crate::bench::{Spread, grouped, spread};
 use crate::call::Call;
-use crate::place::{Place, cargo};
+use crate::place::{Place, cargo, make_empty};
 use crate::printer::Printer;
 
 /// The mixes of this program: the name, and the arguments after the number of events, as `benches/replay.rs` reads them.
@@ -46,9 +45,7 @@ pub(super) fn compare(
     printer.say("==> recordings");
     let recordings = folder.join("recordings");
     // A recording is never written over another.
-    empty(&recordings)?;
-    fs::create_dir_all(&recordings)
-        .with_context(|| format!("could not make the folder {}", recordings.display()))?;
+    make_empty(&recordings)?;
     let reference = Player { root: other, program: theirs, recording: recordings.join("reference.viptrace") };
     reference.make(events, &[])?;
     let mut players = Vec::new();
@@ -109,8 +106,7 @@ fn check_out(place: &Place, hash: &str, to: &Path) -> Result<()> {
     }
     let begun = to.with_extension("part");
     let archive = to.with_extension("tar");
-    empty(&begun)?;
-    fs::create_dir_all(&begun).with_context(|| format!("could not make the folder {}", begun.display()))?;
+    make_empty(&begun)?;
     Call::new("read the commit's files", "git")
         .args(["archive", "--format=tar", "-o"])
         .arg(&archive)
@@ -120,16 +116,6 @@ fn check_out(place: &Place, hash: &str, to: &Path) -> Result<()> {
     Call::new("unpack the commit's files", "tar").arg("-xf").arg(&archive).arg("-C").arg(&begun).stream()?;
     fs::remove_file(&archive).with_context(|| format!("could not remove {}", archive.display()))?;
     fs::rename(&begun, to).with_context(|| format!("could not rename {}", begun.display()))
-}
-
-/// Removes what an earlier run left.
-fn empty(folder: &Path) -> Result<()> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("could not remove {}", folder.display()))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// The tree's benchmark, as it is published, or as it was built before there was a profile for that.
