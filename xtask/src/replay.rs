@@ -22,7 +22,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "COMMIT", conflicts_with = "query")]
     against: Option<String>,
     /// Runs of each program, with --against
-    #[arg(long, value_name = "NUMBER", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "NUMBER", default_value_t = 9, requires = "against", value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
     /// Events a CPU second of that commit on the machine of a target, with --against: prints what the ratios are there
     #[arg(long, value_name = "NUMBER", requires = "against")]
@@ -56,4 +56,27 @@ pub(crate) fn run(printer: &Printer, options: &Options) -> Result<bool> {
         .lines_of_success(|line| printer.data(line))?;
     printer.data(&format!("command: cargo xtask bench replay{query} --events {number}"));
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::Options;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    #[test]
+    fn what_compares_needs_a_commit() {
+        let parse = |words: &[&str]| Line::try_parse_from([&["replay"], words].concat());
+        assert!(parse(&[]).is_ok_and(|line| line.options.rounds == 9));
+        assert!(parse(&["--against", "HEAD", "--rounds", "3", "--where-it-had", "5"]).is_ok());
+        for lacking in [["--rounds", "3"], ["--where-it-had", "5"]] {
+            assert!(parse(&lacking).is_err(), "{lacking:?}");
+        }
+    }
 }
