@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::{Arrival, Crossing, Detail, Fate, Judged, Pipeline, Settings, remembered::Earlier};
 use crate::{
     cluster::History,
-    diagnosis::{self, Context, Outline, Surroundings, Words},
+    diagnosis::{self, Context, Inquiry, Outline, Surroundings, Words},
     flow::{Flow, SharedFlow},
     node::Snapshot,
     time::Timestamp,
@@ -22,6 +22,24 @@ const MAX_VERDICTS: usize = 256;
 const MAX_TAKEN: usize = 4096;
 /// The most flows that are not over whose last verdict is remembered.
 const MAX_BEFORE: usize = 65_536;
+
+/// When a settled flow is judged.
+enum Turn {
+    Now(Outlined),
+    /// At this time: until then the cluster's metadata may explain it.
+    AfterCluster(Timestamp),
+    /// After the next read of the node.
+    AfterNode,
+}
+
+/// A flow's verdict before it has words.
+enum Outlined {
+    /// Words are wanted in any case.
+    No,
+    /// It has no verdict.
+    WithoutVerdict,
+    As(Outline),
+}
 
 impl Pipeline {
     /// Whether a step has as many verdicts as it may. Those that are only counted fill it too: a replay judges each flow when
@@ -73,7 +91,7 @@ impl Pipeline {
         judged
     }
 
-    /// Judges the flow, unless it waits for the cluster's metadata, if it may, or for a read of the node.
+    /// Judges the flow, or lets it wait, as [`Self::turn`] says.
     fn judge_or_wait(
         &mut self,
         flow: SharedFlow,
@@ -81,34 +99,46 @@ impl Pipeline {
         for_cluster: bool,
         judged: &mut Vec<Judged>,
     ) {
+        match self.turn(&flow, now, for_cluster) {
+            Turn::Now(outlined) => judged.extend(self.judge_outlined(&flow, outlined, now)),
+            Turn::AfterCluster(until) => {
+                if self.undecided.len() >= self.bounded(MAX_WAITING)
+                    && let Some(oldest) = self.undecided.pop()
+                {
+                    self.judge_or_wait(oldest, now, false, judged);
+                }
+                self.undecided.push(until, flow);
+            }
+            Turn::AfterNode => {
+                if self.waiting.len() >= self.bounded(MAX_WAITING)
+                    && let Some(oldest) = self.waiting.pop()
+                {
+                    judged.extend(self.judge_flow(&oldest, now));
+                }
+                self.waiting.push(flow.first_seen, flow);
+            }
+        }
+    }
+
+    /// Whether the flow is judged now, or waits: for the cluster's metadata, if it may, or for a read of the node.
+    fn turn(&self, flow: &Flow, now: Timestamp, for_cluster: bool) -> Turn {
+        let ctx = Context { words: Words::Omitted, ..self.context(now) };
+        let inquiry = Inquiry::new(flow, &ctx);
         let fresh = self.node_read_began.is_some_and(|began| began >= flow.first_seen);
-        let ctx = self.context(now);
-        let until = diagnosis::end_of_grace(&flow, &ctx);
+        let until = inquiry.end_of_grace();
         let is_early = for_cluster && now < until;
-        let is_wrong = (is_early || !fresh) && diagnosis::is_choice_wrong(&flow, &ctx);
+        let is_wrong = (is_early || !fresh) && inquiry.is_choice_wrong();
         let departure = || {
-            let until = for_cluster.then(|| diagnosis::end_of_departure(&flow, &ctx)).flatten();
+            let until = for_cluster.then(|| inquiry.end_of_departure()).flatten();
             until.filter(|until| now < *until)
         };
         if let Some(until) = (is_early && is_wrong).then_some(until).or_else(departure) {
-            if self.undecided.len() >= self.bounded(MAX_WAITING)
-                && let Some(oldest) = self.undecided.pop()
-            {
-                self.judge_or_wait(oldest, now, false, judged);
-            }
-            self.undecided.push(until, flow);
-            return;
+            return Turn::AfterCluster(until);
         }
-        if fresh || !self.depends_on_node(&flow, &ctx, is_wrong) {
-            judged.extend(self.judge_flow(&flow, now));
-            return;
+        if !fresh && self.depends_on_node(flow, &inquiry, is_wrong) {
+            return Turn::AfterNode;
         }
-        if self.waiting.len() >= self.bounded(MAX_WAITING)
-            && let Some(oldest) = self.waiting.pop()
-        {
-            judged.extend(self.judge_flow(&oldest, now));
-        }
-        self.waiting.push(flow.first_seen, flow);
+        Turn::Now(self.outlined(flow, inquiry))
     }
 
     /// Forgets an earlier state of this flow that waits. Returns whether there was one.
@@ -152,8 +182,8 @@ impl Pipeline {
 
     /// Whether the node's state can matter: for a flow to a Service that got no endpoint, or that found the conntrack table
     /// full; for one that kube-proxy's rules treated otherwise than the slices; or for one that another rule stopped.
-    fn depends_on_node(&self, flow: &Flow, ctx: &Context<'_>, is_choice_wrong: bool) -> bool {
-        if diagnosis::is_stopped_by_rule(flow) && diagnosis::is_to_service(flow, ctx) {
+    fn depends_on_node(&self, flow: &Flow, inquiry: &Inquiry<'_>, is_choice_wrong: bool) -> bool {
+        if diagnosis::is_stopped_by_rule(flow) && inquiry.is_to_service() {
             return true;
         }
         let refused = flow.trouble.as_ref().is_some_and(|trouble| trouble.refusal.is_some());
@@ -161,7 +191,7 @@ impl Pipeline {
             // kube-proxy's figures show the cause of stale rules and its pace, and another writer's rules may have chosen it.
             return is_choice_wrong;
         }
-        !flow.outcome().is_success() && diagnosis::is_to_service(flow, ctx)
+        !flow.outcome().is_success() && inquiry.is_to_service()
     }
 
     fn note(&mut self, flow: &Flow) {
@@ -170,28 +200,46 @@ impl Pipeline {
     }
 
     fn judge_flow(&mut self, flow: &Flow, now: Timestamp) -> Option<Judged> {
+        let ctx = Context { words: Words::Omitted, ..self.context(now) };
+        let outlined = self.outlined(flow, Inquiry::new(flow, &ctx));
+        self.judge_outlined(flow, outlined, now)
+    }
+
+    /// The outline of the flow's verdict if no words may be wanted: of a flow with a verdict, and of one of many with a cause.
+    fn outlined(&self, flow: &Flow, inquiry: Inquiry<'_>) -> Outlined {
+        if !self.before.contains(flow.id) && !self.shares(flow) {
+            return Outlined::No;
+        }
+        inquiry.outline().map_or(Outlined::WithoutVerdict, Outlined::As)
+    }
+
+    /// Whether the flow can share the verdict of another one with its cause.
+    fn shares(&self, flow: &Flow) -> bool {
+        self.settings.detail == Detail::Causes && flow.revision <= 1 && !diagnosis::is_plain(flow)
+    }
+
+    fn judge_outlined(&mut self, flow: &Flow, outlined: Outlined, now: Timestamp) -> Option<Judged> {
         let earlier = self.before.get(flow.id).cloned();
         let before = earlier.as_ref().map(|earlier| Arc::clone(&earlier.key));
-        // Of a flow with a verdict, and of one of many with a cause, no words may be wanted.
-        let shares =
-            self.settings.detail == Detail::Causes && flow.revision <= 1 && !diagnosis::is_plain(flow);
-        let mut outline = None;
-        if before.is_some() || shares {
-            let Some(found) = diagnosis::outline(flow, &self.context(now)) else {
+        let outline = match outlined {
+            Outlined::No => None,
+            Outlined::WithoutVerdict => {
                 self.arrive(flow);
                 return None;
-            };
-            if let Some(key) = self.known_key(flow, before.as_ref(), &found) {
-                self.suppressed.attribute(flow, found.key.service.as_ref());
-                self.before.remove(flow.id);
-                if flow.may_follow() {
-                    // It stays counted at the time of its first verdict.
-                    let failed = earlier.map_or_else(|| flow.failed_at(), |earlier| earlier.failed);
-                    self.before.set(flow.id, Earlier { key, failed }, self.bounded(MAX_BEFORE));
-                }
-                return None;
             }
-            outline = shares.then_some(found);
+            Outlined::As(outline) => Some(outline),
+        };
+        if let Some(found) = &outline
+            && let Some(key) = self.known_key(flow, before.as_ref(), found)
+        {
+            self.suppressed.attribute(flow, found.key.service.as_ref());
+            self.before.remove(flow.id);
+            if flow.may_follow() {
+                // It stays counted at the time of its first verdict.
+                let failed = earlier.map_or_else(|| flow.failed_at(), |earlier| earlier.failed);
+                self.before.set(flow.id, Earlier { key, failed }, self.bounded(MAX_BEFORE));
+            }
+            return None;
         }
         let Some(judgement) = diagnosis::judge_lasting(flow, &self.context(now)) else {
             self.arrive(flow);
@@ -216,7 +264,7 @@ impl Pipeline {
             }
         }
         self.changes.list_in(&mut verdict, &self.cluster.history, self.settings.node_name.as_deref());
-        if let Some(outline) = outline {
+        if let Some(outline) = outline.filter(|_| self.shares(flow)) {
             debug_assert_eq!(outline, Outline::of(&verdict), "without words it is another verdict");
             self.causes.keep(outline, &verdict);
         }

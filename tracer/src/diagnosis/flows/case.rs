@@ -58,12 +58,8 @@ struct Known {
 }
 
 impl<'a> Case<'a> {
-    /// The flow as its outcome shows it.
-    pub(super) fn new(flow: &'a Flow, ctx: &'a Context<'a>, vip: Vip<'a>) -> Self {
-        Self::of(flow, ctx, vip, Choice::of(flow, ctx))
-    }
-
-    fn of(flow: &'a Flow, ctx: &'a Context<'a>, vip: Vip<'a>, choice: Choice<'a>) -> Self {
+    /// The flow as this choice shows it.
+    pub(super) fn of(flow: &'a Flow, ctx: &'a Context<'a>, vip: Vip<'a>, choice: Choice<'a>) -> Self {
         let Choice { decision, decided, endpoint } = choice;
         let (membership, is_ahead) = match endpoint.map(|endpoint| membership(ctx, &vip, endpoint, decided)) {
             Some((membership, is_ahead)) => (Some(membership), is_ahead),

@@ -14,6 +14,7 @@ mod foreign_rules;
 mod hairpin;
 mod health_checks;
 mod host_kernel;
+mod inquiry;
 mod iptables_sync;
 mod ipvs;
 mod neighbours;
@@ -34,19 +35,20 @@ mod withdrawal;
 
 use std::time::Duration;
 
-use case::{Case, Choice};
+use case::Case;
 use record::Ruling;
 
 use super::finding::{Finding, Say, Words};
 
 pub(crate) use self::{behind::cause_behind, record::service_ref};
 pub use self::{
+    inquiry::Inquiry,
     neighbours::other_node,
     translations::{OtherFlows, Translations},
 };
 use crate::{
     class::{Class, Confidence, Severity},
-    cluster::{Address, History, Key, Membership, Standing, Via},
+    cluster::{Address, History, Key, Membership, Via},
     flow::{Flow, Outcome},
     net::Netns,
     node::Snapshot,
@@ -336,40 +338,22 @@ pub fn judge_without(
 
 /// As [`judge`], without a word: what distinguishes the causes of flows. Of a failed flow it costs a fifth.
 pub fn outline(flow: &Flow, ctx: &Context<'_>) -> Option<Outline> {
-    let ctx = Context { words: Words::Omitted, ..*ctx };
-    Some(rule(flow, &ctx, &|_, _| false)?.outline())
+    Inquiry::new(flow, &Context { words: Words::Omitted, ..*ctx }).outline()
 }
 
 fn judge_by(flow: &Flow, ctx: &Context<'_>, omits: &impl Fn(&str, Class) -> bool) -> Option<Judgement> {
-    let ruling = rule(flow, ctx, omits)?;
+    let ruling = rule(Inquiry::new(flow, ctx), omits)?;
     let lasting = ruling.lasting();
     Some(Judgement { verdict: ruling.verdict(), lasting })
 }
 
 /// The finding of the first rule that applies, and what it is about.
-fn rule<'a>(
-    flow: &'a Flow,
-    ctx: &'a Context<'a>,
-    omits: &impl Fn(&str, Class) -> bool,
-) -> Option<Ruling<'a>> {
-    let vip = match case::address(flow, ctx) {
-        Address::Vip(vip) => vip,
-        Address::UnknownPort(service) => {
-            let finding = service_config::unknown_port(flow, ctx, &service.key);
-            let finding = UNKNOWN_PORT.admit(finding, omits)?;
-            return Some(Ruling::without_port(flow, ctx, finding, &service.key));
-        }
-        Address::Gone { service, since } => {
-            let finding = GONE.admit(service_config::gone(flow, ctx, &service.key, since), omits)?;
-            return Some(Ruling::without_port(flow, ctx, finding, &service.key));
-        }
-        Address::Other => {
-            let unallocated = || UNALLOCATED.admit(service_config::unallocated(flow, ctx), omits);
-            let finding = PROBE.admit(probes::probe(flow, ctx), omits).or_else(unallocated)?;
-            return Some(Ruling::without_service(flow, ctx, finding));
-        }
+fn rule<'a>(inquiry: Inquiry<'a>, omits: &impl Fn(&str, Class) -> bool) -> Option<Ruling<'a>> {
+    let (flow, ctx) = (inquiry.flow, inquiry.ctx);
+    let mut case = match inquiry.into_case() {
+        Ok(case) => case,
+        Err(address) => return without_case(flow, ctx, address, omits),
     };
-    let mut case = Case::new(flow, ctx, vip);
     if case.is_of_another_cluster() || case.is_another_programs_port() {
         return None;
     }
@@ -392,75 +376,34 @@ fn rule<'a>(
     Some(Ruling::of(case, finding))
 }
 
-/// Until when the cluster's metadata can still clear a [wrong choice](is_choice_wrong).
-///
-/// kube-proxy and viptrace watch the API server independently, and either can be ahead: an endpoint that no slice lists
-/// yet may have been added, one that left may have returned, and the last one may just have gone. An endpoint counts as wrong
-/// only if the metadata does not list it within the grace after it was chosen, and a refusal only if the metadata still lists
-/// some then.
-pub fn end_of_grace(flow: &Flow, ctx: &Context<'_>) -> Timestamp {
-    Choice::of(flow, ctx).decided.saturating_add(ctx.grace)
-}
-
-/// Whether kube-proxy should not have chosen the flow's endpoint, or that of an earlier attempt, for longer than the grace; or
-/// whether a rule stopped the flow although there have been endpoints for as long.
-pub fn is_choice_wrong(flow: &Flow, ctx: &Context<'_>) -> bool {
-    let choice = Choice::of(flow, ctx);
-    if choice.endpoint.is_none() && flow.trouble.is_none() {
-        return false;
+/// The same for a flow to an address that is no Service port.
+fn without_case<'a>(
+    flow: &'a Flow,
+    ctx: &'a Context<'a>,
+    address: Address<'a>,
+    omits: &impl Fn(&str, Class) -> bool,
+) -> Option<Ruling<'a>> {
+    match address {
+        Address::UnknownPort(service) => {
+            let finding = service_config::unknown_port(flow, ctx, &service.key);
+            let finding = UNKNOWN_PORT.admit(finding, omits)?;
+            Some(Ruling::without_port(flow, ctx, finding, &service.key))
+        }
+        Address::Gone { service, since } => {
+            let finding = GONE.admit(service_config::gone(flow, ctx, &service.key, since), omits)?;
+            Some(Ruling::without_port(flow, ctx, finding, &service.key))
+        }
+        Address::Vip(_) | Address::Other => {
+            let unallocated = || UNALLOCATED.admit(service_config::unallocated(flow, ctx), omits);
+            let finding = PROBE.admit(probes::probe(flow, ctx), omits).or_else(unallocated)?;
+            Some(Ruling::without_service(flow, ctx, finding))
+        }
     }
-    let Address::Vip(vip) = case::address(flow, ctx) else { return false };
-    let for_long = |since: Timestamp, decided| since.at_latest().saturating_add(ctx.grace) < decided;
-    if choice.endpoint.is_none() {
-        let usable = || ctx.cluster.usable(&vip, ctx.node_name, choice.decided);
-        return case::is_stopped_by_kube_proxy(flow, &vip)
-            && case::other_nodes_port(&vip, ctx, choice.decided).is_none()
-            && usable().is_some_and(|usable| {
-                let since = case::choosable_since(ctx, &vip, usable, choice.decided);
-                !case::has_none(&vip, usable) && for_long(since, choice.decided)
-            });
-    }
-    let is_wrong = |Choice { decided, endpoint, .. }: Choice<'_>| {
-        endpoint.is_some_and(|endpoint| match case::standing(ctx, &vip, endpoint, decided) {
-            Standing::NeverSeen => true,
-            Standing::UnusableSince(since) => {
-                let earlier = || {
-                    let state = ctx.cluster.membership(&vip, endpoint, decided);
-                    withdrawal::withdrawn_since(ctx, &vip, endpoint, &state, decided)
-                };
-                for_long(since, decided) || earlier().is_some_and(|since| for_long(since, decided))
-            }
-            Standing::Serves | Standing::Unknown => false,
-        })
-    };
-    is_wrong(choice) || Choice::others(flow, ctx, choice.endpoint).any(is_wrong)
-}
-
-/// Until when the cluster's metadata can still show that the flow failed because its endpoint ended, as far as it has not shown
-/// that yet; `None` if nothing of the kind would explain it. An endpoint that ends, and kube-proxy, which removes it, may both be ahead
-/// of viptrace: as for a [wrong choice](end_of_grace), the metadata has the grace to follow.
-pub fn end_of_departure(flow: &Flow, ctx: &Context<'_>) -> Option<Timestamp> {
-    let is_healthy = flow.trouble.is_none() && flow.client.reset_received().is_none();
-    // Every flow asks for this, and the rest takes look-ups.
-    if is_healthy || !(flow.was_answered() || flow.outcome() == Outcome::Refused) {
-        return None;
-    }
-    let Address::Vip(vip) = case::address(flow, ctx) else { return None };
-    let case = Case::new(flow, ctx, vip);
-    if stale_endpoints::may_depart(&case) {
-        return Some(case.decided.saturating_add(ctx.grace));
-    }
-    ipvs::may_have_left(&case)
 }
 
 /// Whether a rule stopped a packet of this flow: then the node's rules show which.
 pub fn is_stopped_by_rule(flow: &Flow) -> bool {
     network_policy::is_stopped(flow)
-}
-
-/// Whether the client used an address of a Service, also one that only this node knows as its own.
-pub fn is_to_service(flow: &Flow, ctx: &Context<'_>) -> bool {
-    case::address(flow, ctx) != Address::Other
 }
 
 /// The flow broke and no rule explains it: the verdict contains the evidence and names the missing observations.
