@@ -198,6 +198,10 @@ fn without_the_nodes_namespace_a_sidecar_is_not_stale() {
         .state(60_020, false, TcpState::FinWait2, TcpState::Close);
     let redirected = redirected.in_netns(CLIENT_NS);
     assert_eq!(world.verdict(redirected, 70_000).class, Class::Ok);
+    // Nor is it an attempt that went to another endpoint.
+    let silent = Script::new(CLIENT, VIP, Some("127.0.0.1:15001")).silent(60_000);
+    let verdict = world.verdict(silent.in_netns(CLIENT_NS), 70_000);
+    assert_eq!(verdict.class, Class::Unknown, "{verdict:?}");
     world.shop.leaves(EP, 20_000);
     assert_eq!(world.verdict(to_cart().refused(60_000), 70_000).class, Class::C6);
 }

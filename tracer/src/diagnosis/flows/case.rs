@@ -477,6 +477,12 @@ pub(super) fn address<'a>(flow: &Flow, ctx: &Context<'a>) -> Address<'a> {
     }
 }
 
+/// Whether this redirection is a sidecar's, in its Pod: the namespace of kube-proxy's rules is unknown, and it leads to the
+/// loopback address.
+fn is_sidecars(decision: &Decision, node_netns: Option<Netns>) -> bool {
+    node_netns.is_none() && decision.endpoint().is_some_and(|endpoint| endpoint.ip().is_loopback())
+}
+
 /// The choice of an endpoint, in the namespace of kube-proxy's rules.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Choice<'a> {
@@ -487,14 +493,10 @@ pub(super) struct Choice<'a> {
 }
 
 impl<'a> Choice<'a> {
-    /// The choice that the outcome is due to. If that namespace is unknown, a redirection to the loopback address is a
-    /// sidecar's, in its Pod.
+    /// The choice that the outcome is due to.
     pub(super) fn of(flow: &'a Flow, ctx: &Context<'_>) -> Self {
-        let is_sidecars = |decision: &&Decision| {
-            ctx.node_netns.is_none()
-                && decision.endpoint().is_some_and(|endpoint| endpoint.ip().is_loopback())
-        };
-        let decision = flow.decision(ctx.node_netns).filter(|decision| !is_sidecars(decision));
+        let decision =
+            flow.decision(ctx.node_netns).filter(|decision| !is_sidecars(decision, ctx.node_netns));
         let ipvs = flow.chosen_by_ipvs(ctx.node_netns);
         let confirmed = decision.filter(|decision| decision.confirmed.is_some());
         // If no entry was confirmed, NAT decided separately for each retransmit: the first attempt counts.
@@ -512,7 +514,13 @@ impl<'a> Choice<'a> {
         ctx: &Context<'_>,
         endpoint: Option<SocketAddr>,
     ) -> impl Iterator<Item = Self> {
-        let others = flow.attempts(ctx.node_netns).filter(move |other| other.endpoint() != endpoint);
+        // One decision is that of the outcome.
+        let attempts = (flow.decisions.len() > 1).then(|| flow.attempts(ctx.node_netns));
+        let netns = ctx.node_netns;
+        let others = attempts
+            .into_iter()
+            .flatten()
+            .filter(move |other| other.endpoint() != endpoint && !is_sidecars(other, netns));
         others.map(|decision| Self {
             decision: Some(decision),
             // NAT decided between the flow's first packet and the drop of this one, which is all that is known.
