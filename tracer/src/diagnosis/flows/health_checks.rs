@@ -39,8 +39,10 @@ struct Visits {
 pub(super) struct Visitors(HashMap<(IpAddr, TransportAddr), Visits>);
 
 impl Visitors {
-    pub(super) fn note(&mut self, flow: &Flow, around: &Surroundings<'_>) {
-        if !flow.is_tcp() || flow.partial || flow.revision > 1 || !is_outside(flow, around) {
+    /// Notes a connection to an address with this meaning.
+    pub(super) fn note(&mut self, flow: &Flow, asked: &Address<'_>, around: &Surroundings<'_>) {
+        let counts = flow.is_tcp() && !flow.partial && flow.revision <= 1;
+        if !counts || !is_external(asked) || !is_from_outside(flow, around) {
             return;
         }
         let now = flow.first_seen;
@@ -72,14 +74,18 @@ fn carried_data(flow: &Flow) -> bool {
 }
 
 /// A connection from outside the cluster to an external address.
-pub(super) fn is_outside(flow: &Flow, Surroundings { cluster, node, .. }: &Surroundings<'_>) -> bool {
+pub(super) fn is_outside(flow: &Flow, around: &Surroundings<'_>) -> bool {
+    let asked = around.cluster.address(flow.orig.dst.socket(), flow.orig.protocol, flow.first_seen);
+    is_external(&asked) && is_from_outside(flow, around)
+}
+
+fn is_external(asked: &Address<'_>) -> bool {
+    matches!(asked, Address::Vip(vip) if vip.via != Via::ClusterIp)
+}
+
+fn is_from_outside(flow: &Flow, Surroundings { cluster, node, .. }: &Surroundings<'_>) -> bool {
     let client = flow.orig.src.ip();
-    let external = matches!(
-        cluster.address(flow.orig.dst.socket(), flow.orig.protocol, flow.first_seen),
-        Address::Vip(vip) if vip.via != Via::ClusterIp
-    );
-    external
-        && node.is_own_address(client) != Some(true)
+    node.is_own_address(client) != Some(true)
         && cluster.pod_by_ip(client, flow.first_seen).is_none()
         && cluster.node_by_ip(client, flow.first_seen).is_none()
 }

@@ -112,21 +112,22 @@ impl Translations {
 
     /// Records the client's rhythm, and NAT's decision for this flow if the client connected to a cluster IP.
     pub fn note(&mut self, flow: &Flow, around: &Surroundings<'_>) {
-        self.visitors.note(flow, around);
+        let address = |at| around.cluster.address(flow.orig.dst.socket(), flow.orig.protocol, at);
+        let asked = address(flow.first_seen);
+        self.visitors.note(flow, &asked, around);
         self.rhythms.note(flow, around);
         let Some(decision) = flow.decision(around.node_netns) else {
             // If IPVS does not track in conntrack, only its own choice shows the decision.
             if let Some(chosen) = flow.chosen_by_ipvs(around.node_netns)
-                && matches!(
-                    around.cluster.address(flow.orig.dst.socket(), flow.orig.protocol, chosen.time),
-                    Address::Vip(vip) if vip.via == Via::ClusterIp
-                )
+                && matches!(address(chosen.time), Address::Vip(vip) if vip.via == Via::ClusterIp)
             {
                 self.translated(flow.orig.dst.socket(), chosen.time);
             }
             return;
         };
-        match around.cluster.address(flow.orig.dst.socket(), flow.orig.protocol, decision.time) {
+        // Nearly always the first sighting.
+        let is_first = decision.time == flow.first_seen;
+        match if is_first { asked } else { address(decision.time) } {
             Address::Vip(vip) if vip.via == Via::ClusterIp => {
                 if !flow.is_tcp() && flow.revision <= 1 {
                     self.note_answer(&vip, flow.answer());
