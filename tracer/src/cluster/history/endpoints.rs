@@ -5,6 +5,8 @@
 
 use std::{cell::OnceCell, cmp::Reverse, collections::BTreeSet, net::SocketAddr, sync::Arc};
 
+use smallvec::SmallVec;
+
 use super::{History, Vip};
 use crate::{
     cluster::{
@@ -160,9 +162,10 @@ impl History {
         at: Timestamp,
     ) -> Membership<'_> {
         let endpoint = SocketAddr::new(endpoint.ip().to_canonical(), endpoint.port());
-        let mut stretches = Vec::new();
+        let mut stretches = SmallVec::<[Stretch<'_>; 4]>::new();
         let mut begins = Timestamp::MIN;
-        for line in self.slice_lines(service) {
+        let lines = self.slice_lines(service);
+        for line in lines.clone() {
             begins = begins.max(line.unknown_until());
             for Span { from, known_from, to, value } in line.spans() {
                 let slice = value.filter(|slice| slice.service.as_ref() == Some(service));
@@ -189,7 +192,7 @@ impl History {
         }
         let past = stretches.iter().filter_map(|s| Some((s.to.filter(|to| *to <= at)?, s.endpoint)));
         let left = past.max_by_key(|(to, _)| *to);
-        match left.or_else(|| self.under_an_old_name(service, port, endpoint, at)) {
+        match left.or_else(|| self.under_an_old_name(lines, service, port, endpoint, at)) {
             Some((at, last)) => Membership::Left { at, last: state(last, endpoint) },
             None if at < begins => Membership::Unknown,
             None => Membership::NeverSeen { since: begins },
@@ -199,20 +202,21 @@ impl History {
     /// A renamed port changes first in the Service and a moment later in the slices. Until then no slice lists an
     /// endpoint under the new name. The endpoint was a member under the old name until the slice or the Service
     /// changed.
-    fn under_an_old_name(
-        &self,
+    fn under_an_old_name<'a>(
+        &'a self,
+        lines: impl Iterator<Item = &'a Timeline<EndpointSlice>>,
         service: &Key,
         port: &ServicePort,
         endpoint: SocketAddr,
         at: Timestamp,
-    ) -> Option<(Timestamp, &Endpoint)> {
+    ) -> Option<(Timestamp, &'a Endpoint)> {
         let span = OnceCell::new();
         let span = || {
             let spans = || self.services.get(service).into_iter().flat_map(Timeline::spans);
             let known = |span: &Span<'_, _>| span.from <= at && span.value.is_some();
             *span.get_or_init(|| spans().filter(known).last().and_then(|span| Some((span.from, span.value?))))
         };
-        self.slice_lines(service)
+        lines
             .flat_map(Timeline::spans)
             .filter(|slice| slice.from <= at)
             .filter_map(|slice| {
@@ -379,7 +383,7 @@ impl History {
     pub(super) fn slice_lines<'a>(
         &'a self,
         service: &Key,
-    ) -> impl Iterator<Item = &'a Timeline<EndpointSlice>> + use<'a> {
+    ) -> impl Iterator<Item = &'a Timeline<EndpointSlice>> + Clone + use<'a> {
         self.indexes.slices_of_service.lines(service, &self.slices)
     }
 

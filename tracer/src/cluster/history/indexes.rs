@@ -86,7 +86,7 @@ impl<K: Eq + Hash, T> Index<K, T> {
         &'a self,
         entry: &K,
         all: &'a Objects<T>,
-    ) -> impl Iterator<Item = &'a Timeline<T>> + use<'a, K, T> {
+    ) -> impl Iterator<Item = &'a Timeline<T>> + Clone + use<'a, K, T> {
         self.slots.get(entry).into_iter().flatten().filter_map(|slot| all.at(*slot))
     }
 }
