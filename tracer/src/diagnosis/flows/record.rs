@@ -34,7 +34,8 @@ pub(super) struct Ruling<'a> {
 impl<'a> Ruling<'a> {
     pub(super) fn of(case: Case<'a>, finding: Finding) -> Self {
         let Case { flow, ctx, .. } = case;
-        Self { flow, ctx, case: Some(case), without_port: None, finding }.with_gaps().with_losses()
+        let finding = lowered(with_gaps(finding, &case), flow, ctx);
+        Self { flow, ctx, case: Some(case), without_port: None, finding }
     }
 
     /// It names the Service with the port's number, or the numbers of a traceroute.
@@ -44,44 +45,11 @@ impl<'a> Ruling<'a> {
         finding: Finding,
         service: &'a Key,
     ) -> Self {
-        Self { flow, ctx, case: None, without_port: Some(service), finding }.with_losses()
+        Self { flow, ctx, case: None, without_port: Some(service), finding: lowered(finding, flow, ctx) }
     }
 
     pub(super) fn without_service(flow: &'a Flow, ctx: &'a Context<'a>, finding: Finding) -> Self {
-        Self { flow, ctx, case: None, without_port: None, finding }.with_losses()
-    }
-
-    fn with_gaps(mut self) -> Self {
-        let Some(case) = &self.case else { return self };
-        let finding = &mut self.finding;
-        let broken = !matches!(finding.domain, Domain::Normal);
-        if finding.has_words() && (finding.class != Class::Ok || case.decision.is_none()) {
-            add_gaps(case, finding);
-        }
-        if broken && case.flow.partial && case.decision.is_none() {
-            finding.doubt();
-        }
-        if let Some(dataplane) = case.other_dataplane().filter(|_| finding.class.is_fault()) {
-            finding.doubt();
-            finding.note_against(
-                EvidenceType::Node,
-                case.ctx.node.read_at(),
-                format_args!(
-                    "{dataplane} may serve Services here, and the rules of judgement are those of kube-proxy"
-                ),
-            );
-        }
-        self
-    }
-
-    fn with_losses(self) -> Self {
-        let finding = lowered(self.finding, self.flow, self.ctx);
-        debug_assert!(
-            super::gives().any(|class| class == finding.class),
-            "no rule declares {}",
-            finding.class
-        );
-        Self { finding, ..self }
+        Self { flow, ctx, case: None, without_port: None, finding: lowered(finding, flow, ctx) }
     }
 
     fn service(&self) -> Option<ServiceRef> {
@@ -245,10 +213,33 @@ fn add_gaps(case: &Case<'_>, finding: &mut Finding) {
     }
 }
 
+/// Names the observations that the trace does not have, and lowers the confidence where the verdict rests on them.
+fn with_gaps(mut finding: Finding, case: &Case<'_>) -> Finding {
+    let broken = !matches!(finding.domain, Domain::Normal);
+    if finding.has_words() && (finding.class != Class::Ok || case.decision.is_none()) {
+        add_gaps(case, &mut finding);
+    }
+    if broken && case.flow.partial && case.decision.is_none() {
+        finding.doubt();
+    }
+    if let Some(dataplane) = case.other_dataplane().filter(|_| finding.class.is_fault()) {
+        finding.doubt();
+        finding.note_against(
+            EvidenceType::Node,
+            case.ctx.node.read_at(),
+            format_args!(
+                "{dataplane} may serve Services here, and the rules of judgement are those of kube-proxy"
+            ),
+        );
+    }
+    finding
+}
+
 /// Lowers the confidence by one step for each thing that the trace itself missed, and names it. What was observed stays
 /// the evidence: only the confidence that nothing else happened is less. A healthy verdict rests on that alone, and so does
 /// one that excludes other causes because no event shows them.
 fn lowered(mut finding: Finding, flow: &Flow, ctx: &Context<'_>) -> Finding {
+    debug_assert!(super::gives().any(|class| class == finding.class), "no rule declares {}", finding.class);
     let healthy = matches!(finding.class, Class::Ok | Class::N8);
     if flow.lost > 0 {
         let lost = match flow.lost {

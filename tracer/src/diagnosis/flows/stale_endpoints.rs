@@ -242,13 +242,13 @@ const SYN_LIFE: Duration = Duration::from_secs(127);
 /// older than a client's patience.
 fn may_be_older(case: &Case<'_>, since: Option<Timestamp>) -> bool {
     let flow = case.flow;
-    let is_opening = flow.is_tcp() && !flow.was_answered();
+    let is_opening = || flow.is_tcp() && !flow.was_answered();
     let is_young = || {
         since.is_some_and(|since| {
             since > Timestamp::MIN && since.saturating_add(SYN_LIFE + case.ctx.grace) < case.decided
         })
     };
-    is_undated(case) && !(is_opening && is_young())
+    is_undated(case) && !(is_opening() && is_young())
 }
 
 /// Whether the event of the choice was not observed, and only its entry shows it.
