@@ -55,28 +55,34 @@ pub(super) fn compare(
         player.make(events, arguments)?;
         players.push((name, player, Vec::new()));
     }
+    let mut theirs = Vec::new();
     for round in 1..=options.rounds {
-        let theirs = reference.play()?;
-        for (_, player, ratios) in &mut players {
-            ratios.push(theirs / player.play()?);
+        theirs.push(reference.play()?);
+        for (_, player, times) in &mut players {
+            times.push(player.play()?);
         }
         printer.say(&format!("    round {round} of {} done", options.rounds));
     }
     printer
         .data(&format!("this tree's replays, in the speed of {hash} with \"usual\", {events} events each:"));
-    for (name, _, ratios) in players {
-        let Some(Spread { median, low, high }) = spread(ratios) else { continue };
+    for (name, _, times) in players {
+        let Some(Speed { rounds: Spread { median, low, high }, fastest }) = Speed::of(&theirs, &times) else {
+            continue;
+        };
         let there = options.where_it_had.map_or_else(String::new, |speed| {
-            let speed = f64::from(speed);
+            let at = |ratio: f64| grouped(ratio * f64::from(speed));
             format!(
-                "; where that has {} events a CPU second, {} ({} to {})",
-                grouped(speed),
-                grouped(median * speed),
-                grouped(low * speed),
-                grouped(high * speed)
+                "; where that has {} events a CPU second, {} ({} to {}), and {}",
+                at(1.0),
+                at(median),
+                at(low),
+                at(high),
+                at(fastest)
             )
         });
-        printer.data(&format!("{name}: {median:.2} ({low:.2} to {high:.2}){there}"));
+        printer.data(&format!(
+            "{name}: {median:.2} ({low:.2} to {high:.2}), the fastest runs {fastest:.2}{there}"
+        ));
     }
     let there = options.where_it_had.map_or_else(String::new, |speed| format!(" --where-it-had {speed}"));
     printer.data(&format!(
@@ -84,6 +90,24 @@ pub(super) fn compare(
         options.rounds
     ));
     Ok(())
+}
+
+/// How many times as fast one program's replays are as another's.
+#[derive(Debug, PartialEq)]
+struct Speed {
+    /// By the rounds, in each of which both ran.
+    rounds: Spread,
+    /// By the fastest run of each: the nearest to a machine without other work.
+    fastest: f64,
+}
+
+impl Speed {
+    /// From the times of that program and of this one, by round. `None` without rounds.
+    fn of(theirs: &[f64], ours: &[f64]) -> Option<Self> {
+        let rounds = spread(theirs.iter().zip(ours).map(|(theirs, ours)| theirs / ours))?;
+        let fastest = spread(theirs.iter().copied())?.low / spread(ours.iter().copied())?.low;
+        Some(Self { rounds, fastest })
+    }
 }
 
 /// The whole name of a commit.
@@ -188,6 +212,13 @@ mod tests {
         assert_eq!(program_in(&line("judge", r#""/t/judge-1""#)), None);
         assert_eq!(program_in(&line("replay", "null")), None);
         assert_eq!(program_in("   Compiling viptrace"), None);
+    }
+
+    #[test]
+    fn the_fastest_runs_need_not_be_of_one_round() {
+        let speed = Speed::of(&[200.0, 800.0, 300.0], &[400.0, 200.0, 100.0]).unwrap();
+        assert_eq!(speed, Speed { rounds: Spread { median: 3.0, low: 0.5, high: 4.0 }, fastest: 2.0 });
+        assert_eq!(Speed::of(&[], &[]), None);
     }
 
     #[test]
