@@ -8,11 +8,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
-
-use crate::place::make_empty;
 use serde_json::Value;
 
 use super::{Target, captures};
+use crate::place::make_empty;
 
 /// Longer files are not seeds: a target would run them only a few times a second.
 const MAX_FILE_BYTES: u64 = 128 << 10;
