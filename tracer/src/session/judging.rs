@@ -219,8 +219,6 @@ impl Pipeline {
     }
 
     fn judge_outlined(&mut self, flow: &Flow, outlined: Outlined, now: Timestamp) -> Option<Judged> {
-        let earlier = self.before.get(flow.id).cloned();
-        let before = earlier.as_ref().map(|earlier| Arc::clone(&earlier.key));
         let outline = match outlined {
             Outlined::No => None,
             Outlined::WithoutVerdict => {
@@ -229,6 +227,8 @@ impl Pipeline {
             }
             Outlined::As(outline) => Some(outline),
         };
+        let earlier = self.before.get(flow.id).cloned();
+        let before = earlier.as_ref().map(|earlier| Arc::clone(&earlier.key));
         if let Some(found) = &outline
             && let Some(key) = self.known_key(flow, before.as_ref(), found)
         {

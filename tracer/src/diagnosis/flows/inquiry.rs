@@ -1,6 +1,6 @@
 //! A flow before its verdict: until when the cluster's metadata may still change it, and whether the node's rules matter.
 //!
-//! Looks up each thing once, for these questions and for the verdict. Judges nothing.
+//! Looks up each thing once, for these questions and for the verdict, whose rules are in the module above.
 
 use std::cell::OnceCell;
 
