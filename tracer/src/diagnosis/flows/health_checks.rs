@@ -75,8 +75,7 @@ fn carried_data(flow: &Flow) -> bool {
 
 /// A connection from outside the cluster to an external address.
 pub(super) fn is_outside(flow: &Flow, around: &Surroundings<'_>) -> bool {
-    let asked = around.cluster.address(flow.orig.dst.socket(), flow.orig.protocol, flow.first_seen);
-    is_external(&asked) && is_from_outside(flow, around)
+    is_external(&around.address(flow, flow.first_seen)) && is_from_outside(flow, around)
 }
 
 fn is_external(asked: &Address<'_>) -> bool {

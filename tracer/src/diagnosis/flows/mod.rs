@@ -112,7 +112,12 @@ pub struct Surroundings<'a> {
     pub node_netns: Option<Netns>,
 }
 
-impl Surroundings<'_> {
+impl<'a> Surroundings<'a> {
+    /// The meaning of the address that the client connected to, at a moment.
+    fn address(&self, flow: &Flow, at: Timestamp) -> Address<'a> {
+        self.cluster.address(flow.orig.dst.socket(), flow.orig.protocol, at)
+    }
+
     /// Whether this namespace is known, and is not that of kube-proxy's rules.
     fn is_elsewhere(&self, netns: Netns) -> bool {
         self.node_netns.is_some_and(|node| netns != node && netns != Netns::default())

@@ -112,36 +112,35 @@ impl Translations {
 
     /// Records the client's rhythm, and NAT's decision for this flow if the client connected to a cluster IP.
     pub fn note(&mut self, flow: &Flow, around: &Surroundings<'_>) {
-        let address = |at| around.cluster.address(flow.orig.dst.socket(), flow.orig.protocol, at);
-        let asked = address(flow.first_seen);
+        let asked = around.address(flow, flow.first_seen);
         self.visitors.note(flow, &asked, around);
         self.rhythms.note(flow, around);
         let Some(decision) = flow.decision(around.node_netns) else {
             // If IPVS does not track in conntrack, only its own choice shows the decision.
             if let Some(chosen) = flow.chosen_by_ipvs(around.node_netns)
-                && matches!(address(chosen.time), Address::Vip(vip) if vip.via == Via::ClusterIp)
+                && matches!(around.address(flow, chosen.time), Address::Vip(vip) if vip.via == Via::ClusterIp)
             {
                 self.translated(flow.orig.dst.socket(), chosen.time);
             }
             return;
         };
-        // Nearly always the first sighting.
+        // Nearly always the decision is the first sighting.
         let is_first = decision.time == flow.first_seen;
-        match if is_first { asked } else { address(decision.time) } {
-            Address::Vip(vip) if vip.via == Via::ClusterIp => {
-                if !flow.is_tcp() && flow.revision <= 1 {
-                    self.note_answer(&vip, flow.answer());
-                }
-                if decision.confirmed.is_some() && decision.endpoint().is_none() && flow.was_answered() {
-                    self.served_elsewhere = self.served_elsewhere.max(Some(decision.time));
-                }
-                if decision.endpoint().is_some() {
-                    self.translated(vip.addr, decision.time);
-                } else {
-                    self.note_untranslated(&vip, decision, around);
-                }
-            }
-            _ => {}
+        let asked = if is_first { asked } else { around.address(flow, decision.time) };
+        let Address::Vip(vip) = asked else { return };
+        if vip.via != Via::ClusterIp {
+            return;
+        }
+        if !flow.is_tcp() && flow.revision <= 1 {
+            self.note_answer(&vip, flow.answer());
+        }
+        if decision.confirmed.is_some() && decision.endpoint().is_none() && flow.was_answered() {
+            self.served_elsewhere = self.served_elsewhere.max(Some(decision.time));
+        }
+        if decision.endpoint().is_some() {
+            self.translated(vip.addr, decision.time);
+        } else {
+            self.note_untranslated(&vip, decision, around);
         }
     }
 
