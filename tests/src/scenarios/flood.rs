@@ -1,7 +1,7 @@
 //! A flood of half-open connections, far more than viptrace may hold. Its memory stays bounded, the evicted flows are
 //! counted, and a healthy connection afterwards has its verdict.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -117,7 +117,7 @@ fn only_cart_1(stage: &Stage) -> Result<crate::rules::Rules> {
     Ok(rules)
 }
 
-/// Some flows of the flood have a verdict and the others are counted.
+/// Each connection of the flood has a verdict or is counted.
 fn judge(stage: &mut Stage) -> Result<()> {
     let ended = stage.stop_watching()?;
     let records = ended.records();
@@ -127,14 +127,23 @@ fn judge(stage: &mut Stage) -> Result<()> {
     if let Some(other) = records.iter().find(|record| record.reports_failure() && !may_be(record.class())) {
         bail!("a flow of the flood has a class other than silence: {other}");
     }
-    let evicted = ended.stderr.lines().find(|line| line.contains("--max-flows"));
-    let Some(evicted) = evicted.and_then(|line| line.split_whitespace().next()?.parse::<usize>().ok()) else {
-        bail!("the summary does not count the evicted flows: {}", ended.stderr);
+    // On a slow machine each flow may get its verdict before the table is full: then no line counts evicted flows, and
+    // all must have been judged.
+    let evicted = match ended.stderr.lines().find(|line| line.contains("--max-flows")) {
+        None => 0,
+        Some(line) => line
+            .split_whitespace()
+            .next()
+            .and_then(|count| count.parse().ok())
+            .with_context(|| format!("the summary's line of evicted flows has no count: {line}"))?,
     };
-    let judged = records.iter().filter(|record| may_be(record.class())).count();
+    // A late event of a forgotten flow begins another: each connection counts once.
+    let judged = records.iter().filter(|record| may_be(record.class()));
+    let judged = judged.map(|record| record.text("/flow/client")).collect::<HashSet<_>>().len();
     ensure!(
         evicted + judged >= FLOOD,
-        "of {FLOOD} half-open connections, {judged} were judged and {evicted} evicted"
+        "of {FLOOD} half-open connections, {judged} were judged and {evicted} evicted: {}",
+        ended.stderr
     );
     Ok(())
 }
