@@ -97,7 +97,8 @@ pub struct Counters {
     pub evicted: u64,
     /// Flows that turned out to be the other end of another.
     pub absorbed: u64,
-    /// Sightings that belong to no flow: of other protocols, without readable addresses, or of flows evicted long ago.
+    /// Sightings that belong to no flow: of other protocols, without readable addresses, of flows evicted long ago, or the
+    /// failed connect of a flow that made room for another.
     pub unmatched: u64,
     /// How often the conntrack table was full.
     pub table_full: u64,

@@ -72,6 +72,9 @@ impl FlowTable {
         let head = |queue: &Queue| self.slots.head(*queue).map(|(index, _)| (*queue, index));
         let Some((queue, index)) = queues.iter().find_map(head) else { return };
         let Some(flow) = self.slots.get(index) else { return };
+        if flow.is_tcp() && flow.client.closed.is_none() {
+            self.made_room = Some(self.clock);
+        }
         // A flow with an outcome is handed out, with the evidence so far.
         let is_first = flow.handed.is_none();
         let has_outcome = queue == Queue::Settling || (is_first && flow.outcome() != Outcome::Pending);

@@ -8,7 +8,7 @@ use std::{collections::VecDeque, convert::Infallible, time::Duration};
 
 use super::{
     Counters, Decision, End, Flow, Limits, SharedFlow, SocketEnd,
-    fold::{Place, accepts, begins, is_embryo, may_open, waited},
+    fold::{Place, accepts, begins, fails_connect, is_embryo, may_open, waited},
     identity::{LATE, OVERTAKEN},
     key::{Index, Key},
     losses::Losses,
@@ -51,6 +51,8 @@ pub struct FlowTable {
     pub(super) asked: Vec<u32>,
     /// The last persistence template that IPVS created, and its time: the template's connection follows.
     pub(super) template: Option<(Timestamp, IpvsFact)>,
+    /// When a TCP flow last made room for another before its connection ended.
+    pub(super) made_room: Option<Timestamp>,
     /// When the sighting that is being folded left the kernel: the kernel hands over a decision long after its time.
     arrival: Timestamp,
     /// The latest known time. Never decreases.
@@ -72,6 +74,7 @@ impl FlowTable {
             unread: Vec::new(),
             asked: Vec::new(),
             template: None,
+            made_room: None,
             arrival: Timestamp::MIN,
             clock: Timestamp::MIN,
         }
@@ -324,6 +327,7 @@ impl FlowTable {
         });
         let index = match known {
             Some(index) if !reused => index,
+            None if fails_connect(&fact.event) && self.made_room_since_syn(place.time) => return None,
             _ => {
                 let orig = if accepts(&fact.event) { fact.tuple.reversed() } else { fact.tuple };
                 // A retransmitted SYN is still the beginning; every other event comes later in a connection's life.
@@ -362,6 +366,12 @@ impl FlowTable {
             self.supersede(before, place.time);
         }
         index
+    }
+
+    /// Whether a SYN that was sent lately may be that of a flow that made room for another: its failed connect ends that
+    /// flow, which had its verdict or was counted, and begins none.
+    fn made_room_since_syn(&self, now: Timestamp) -> bool {
+        self.made_room.is_some_and(|then| now.since(then) <= self.limits.unanswered)
     }
 
     /// The end of a wait that begins now. The wait of a flow that begins with an old decision begins with its arrival.

@@ -185,6 +185,34 @@ fn open_connections_make_room_for_young_ones() {
     assert_eq!(table.counters().evicted, 0);
 }
 
+/// A flow that made room has its verdict or is counted. The failed connect that ends it is no flow of its own, but a
+/// connect that failed before any flow made room is one: it began before the trace.
+#[test]
+fn the_failed_connect_of_a_flow_that_made_room_is_no_other_flow() {
+    let mut table = FlowTable::new(Limits { max_flows: 101, ..Limits::default() });
+    let observe = |table: &mut FlowTable, script: Script| {
+        script.out.into_iter().for_each(|sighting| table.observe(sighting));
+    };
+    observe(&mut table, connection(9_999).connect_failed(9_000));
+    table.advance(at(9_500));
+    assert_eq!(table.drain_settled().count(), 1, "it began before the trace");
+    for n in 0..100 {
+        observe(&mut table, silent(n, 10_000));
+    }
+    table.advance(at(15_500));
+    assert_eq!(table.drain_settled().count(), 100);
+    for n in 0..100 {
+        observe(&mut table, connection(n).confirm(16_000));
+    }
+    for n in 0..100 {
+        observe(&mut table, connection(10_000_000 + n).connect_failed(17_000));
+    }
+    table.advance(at(18_000));
+    assert_eq!(table.drain_settled().count(), 0, "each has its verdict");
+    // Six of them are still in the table: a sixteenth of it.
+    assert_eq!((table.counters().seen, table.counters().unmatched), (201, 94));
+}
+
 #[test]
 fn half_open_connections_leave_a_share_to_open_ones() {
     let mut table = FlowTable::new(Limits { max_flows: 160, ..Limits::default() });
