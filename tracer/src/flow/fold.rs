@@ -476,11 +476,6 @@ pub(super) const fn begins(event: &SocketEvent) -> bool {
     )
 }
 
-/// Whether the client gave up before an answer.
-pub(super) const fn fails_connect(event: &SocketEvent) -> bool {
-    matches!(event, SocketEvent::State { old: TcpState::SynSent, new: TcpState::Close })
-}
-
 /// Whether only the accepting socket can cause the fact.
 pub(super) const fn accepts(event: &SocketEvent) -> bool {
     matches!(

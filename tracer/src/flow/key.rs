@@ -86,7 +86,7 @@ fn make_room<K: Eq + Hash>(table: &mut Table<K>, is_alive: impl Fn(Life) -> bool
 }
 
 /// The two ends of a connection: a packet and its answer have the same key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Key {
     V4(Ends<u32>),
     V6(Ends<u128>),

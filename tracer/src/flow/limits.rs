@@ -97,8 +97,8 @@ pub struct Counters {
     pub evicted: u64,
     /// Flows that turned out to be the other end of another.
     pub absorbed: u64,
-    /// Sightings that belong to no flow: of other protocols, without readable addresses, of flows evicted long ago, or the
-    /// failed connect of a flow that made room for another.
+    /// Sightings that belong to no flow: of other protocols, without readable addresses, of flows evicted long ago, or
+    /// the last ones of connections that made room for others.
     pub unmatched: u64,
     /// How often the conntrack table was full.
     pub table_full: u64,

@@ -4,9 +4,11 @@
 //! and a flood of datagrams or half-open connections evicts only its like. A flow that leaves without an outcome is
 //! counted by the address that its client connected to.
 
-use std::{collections::HashMap, net::SocketAddr};
+use std::{collections::HashMap, hash::BuildHasher, net::SocketAddr};
 
-use super::{FlowTable, Outcome, queues::MAX_SETTLED, slots::Queue};
+use foldhash::fast::RandomState;
+
+use super::{FlowTable, Outcome, key::Key, queues::MAX_SETTLED, slots::Queue};
 use crate::{net::Protocol, time::Timestamp};
 
 /// The kinds of flows in the order in which they leave a full table, each with its share of it in sixteenths. A kind may
@@ -25,6 +27,9 @@ const SHARES: usize = 16;
 /// The most addresses whose evicted flows are counted apart between two calls of
 /// [`FlowTable::take_unjudged`].
 const MAX_ADDRESSES: usize = 1024;
+
+/// The most connections that made room and are remembered, each about 100 bytes.
+const PLACES: usize = 8 * 1024;
 
 /// Flows that left a full table before they had an outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +59,44 @@ impl Evicted {
     }
 }
 
+/// The connections that made room for others before their clients gave up, by their ends. Of the many in a flood some are
+/// forgotten.
+#[derive(Debug, Default)]
+pub(super) struct Displaced {
+    /// Empty until the first one.
+    places: Vec<Option<(Key, Departed)>>,
+    hashes: RandomState,
+}
+
+/// A connection that made room.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Departed {
+    at: Timestamp,
+    pub(super) had_verdict: bool,
+}
+
+impl Displaced {
+    fn place(&self, key: &Key) -> usize {
+        self.hashes.hash_one(key) as usize % PLACES
+    }
+
+    fn add(&mut self, key: Key, departed: Departed) {
+        if self.places.is_empty() {
+            self.places = vec![None; PLACES];
+        }
+        let place = self.place(&key);
+        if let Some(place) = self.places.get_mut(place) {
+            *place = Some((key, departed));
+        }
+    }
+
+    /// The connection with these ends, if it made room at this time or later.
+    pub(super) fn since(&self, key: &Key, time: Timestamp) -> Option<Departed> {
+        let (known, departed) = self.places.get(self.place(key))?.as_ref()?;
+        (known == key && departed.at >= time).then_some(*departed)
+    }
+}
+
 impl FlowTable {
     /// The flows that were evicted without an outcome since the last call, by address.
     pub fn take_unjudged(&mut self) -> Vec<Unjudged> {
@@ -72,13 +115,16 @@ impl FlowTable {
         let head = |queue: &Queue| self.slots.head(*queue).map(|(index, _)| (*queue, index));
         let Some((queue, index)) = queues.iter().find_map(head) else { return };
         let Some(flow) = self.slots.get(index) else { return };
-        if flow.is_tcp() && flow.client.closed.is_none() {
-            self.made_room = Some(self.clock);
-        }
-        // A flow with an outcome is handed out, with the evidence so far.
         let is_first = flow.handed.is_none();
-        let has_outcome = queue == Queue::Settling || (is_first && flow.outcome() != Outcome::Pending);
-        if has_outcome && self.settled.len() < 2 * MAX_SETTLED {
+        let outcome = flow.outcome();
+        // A flow with an outcome is handed out, with the evidence so far.
+        let has_outcome = queue == Queue::Settling || (is_first && outcome != Outcome::Pending);
+        let is_judged = has_outcome && self.settled.len() < 2 * MAX_SETTLED;
+        if flow.is_tcp() && flow.client.closed.is_none() && !outcome.is_success() {
+            let departed = Departed { at: self.clock, had_verdict: is_judged || !is_first };
+            self.displaced.add(Key::new(&flow.orig, flow.netns), departed);
+        }
+        if is_judged {
             self.release(index, self.clock);
             return;
         }

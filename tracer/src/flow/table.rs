@@ -8,13 +8,13 @@ use std::{collections::VecDeque, convert::Infallible, time::Duration};
 
 use super::{
     Counters, Decision, End, Flow, Limits, SharedFlow, SocketEnd,
-    fold::{Place, accepts, begins, fails_connect, is_embryo, may_open, waited},
+    fold::{Place, accepts, begins, is_embryo, may_open, waited},
     identity::{LATE, OVERTAKEN},
     key::{Index, Key},
     losses::Losses,
     queues::is_news,
     reorder::Reorder,
-    room::Evicted,
+    room::{Displaced, Evicted},
     slots::{QUEUES, Queue, Slots},
 };
 use crate::{
@@ -51,8 +51,7 @@ pub struct FlowTable {
     pub(super) asked: Vec<u32>,
     /// The last persistence template that IPVS created, and its time: the template's connection follows.
     pub(super) template: Option<(Timestamp, IpvsFact)>,
-    /// When a TCP flow last made room for another before its connection ended.
-    pub(super) made_room: Option<Timestamp>,
+    pub(super) displaced: Displaced,
     /// When the sighting that is being folded left the kernel: the kernel hands over a decision long after its time.
     arrival: Timestamp,
     /// The latest known time. Never decreases.
@@ -74,7 +73,7 @@ impl FlowTable {
             unread: Vec::new(),
             asked: Vec::new(),
             template: None,
-            made_room: None,
+            displaced: Displaced::default(),
             arrival: Timestamp::MIN,
             clock: Timestamp::MIN,
         }
@@ -327,7 +326,7 @@ impl FlowTable {
         });
         let index = match known {
             Some(index) if !reused => index,
-            None if fails_connect(&fact.event) && self.made_room_since_syn(place.time) => return None,
+            None if self.is_of_displaced(fact, place) => return None,
             _ => {
                 let orig = if accepts(&fact.event) { fact.tuple.reversed() } else { fact.tuple };
                 // A retransmitted SYN is still the beginning; every other event comes later in a connection's life.
@@ -368,10 +367,18 @@ impl FlowTable {
         index
     }
 
-    /// Whether a SYN that was sent lately may be that of a flow that made room for another: its failed connect ends that
-    /// flow, which had its verdict or was counted, and begins none.
-    fn made_room_since_syn(&self, now: Timestamp) -> bool {
-        self.made_room.is_some_and(|then| now.since(then) <= self.limits.unanswered)
+    /// Whether the fact goes on with a flow that made room for others: it begins none.
+    fn is_of_displaced(&self, fact: &SocketFact, place: Place) -> bool {
+        let since = place.time.saturating_sub(self.limits.unanswered);
+        let displaced = || self.displaced.since(&Key::new(&fact.tuple, place.netns), since);
+        match fact.event {
+            SocketEvent::State { old: TcpState::SynSent, new: TcpState::Close } => displaced().is_some(),
+            // One that had no verdict yet gets another chance.
+            SocketEvent::Retransmit { state: TcpState::SynSent, .. } => {
+                displaced().is_some_and(|flow| flow.had_verdict)
+            }
+            _ => false,
+        }
     }
 
     /// The end of a wait that begins now. The wait of a flow that begins with an old decision begins with its arrival.
