@@ -27,6 +27,7 @@ use crate::printer::{Printer, indented, seconds};
 use crate::report;
 use crate::scores::Results;
 use crate::setup;
+use crate::stamp::Stamp;
 use crate::tally::Tally;
 use crate::vm::{self, Console, Ending, Guest, Run};
 
@@ -60,6 +61,10 @@ pub(crate) struct Options {
     /// Only the checks and the tests on the host
     #[arg(long, conflicts_with = "kernels")]
     host_only: bool,
+    /// Run all guests. Without it, a guest whose scenarios all passed before, with the same binaries and kernel, is not run
+    /// and its scenarios count as skipped
+    #[arg(long, conflicts_with_all = ["host_only", "cluster"])]
+    again: bool,
     /// Every scenario on every kernel, and the table of the modes, Service kinds, families and protocols that they
     /// cover; an uncovered cell is a failure
     #[arg(long, conflicts_with_all = ["host_only", "kernels", "scenario", "without_hooks"])]
@@ -109,6 +114,15 @@ impl Options {
     /// Whether each kernel runs its share, which is the default.
     fn shared(&self) -> bool {
         !self.matrix && self.kernels.is_empty() && self.scenario.is_none()
+    }
+
+    /// Whether a guest that passed before is not run: not where the command names what to run.
+    fn remembers(&self) -> bool {
+        self.shared()
+            && !self.again
+            && self.without_hooks.is_empty()
+            && self.lab.is_empty()
+            && !self.keep_recordings
     }
 
     /// The longest time for the scenarios of a guest.
@@ -229,6 +243,9 @@ fn run_here(printer: &Printer, options: &Options, tally: &mut Tally) -> Result<(
     // After the whole matrix, scenarios that no longer exist must not count.
     let results = if options.matrix { Results::default() } else { Results::read(&place.scores())? };
     let mut collected = Collected { matrix: Matrix::default(), results, file: place.scores() };
+    if options.remembers() {
+        tally.skipped += skip_passed(printer, &mut queue)?;
+    }
     tally.add(run_guests(printer, queue, &mut collected)?);
     let matrix = collected.matrix;
     if options.matrix {
@@ -261,6 +278,45 @@ impl Collected {
     fn keep(&self) -> Result<()> {
         self.results.write(&self.file)
     }
+}
+
+/// What a guest's scenarios run on: the kernel, the binaries, the fixtures and the parameters.
+fn stamp(guest: &Guest) -> Result<Stamp> {
+    let mut stamp = Stamp::new("scenarios");
+    stamp.file(&guest.kernel.image)?;
+    stamp.file(&guest.image)?;
+    stamp.note(&guest.parameters.join(" "));
+    Ok(stamp)
+}
+
+/// The number of the guest's scenarios, in a file among its results that is there if all of them passed.
+fn passed(guest: &Guest) -> PathBuf {
+    guest.output.join("passed")
+}
+
+/// Takes the guests that passed before, with the same binaries and kernel, out of the queue, and prints them. Returns the
+/// number of their scenarios.
+fn skip_passed(printer: &Printer, queue: &mut VecDeque<Guest>) -> Result<u64> {
+    let mut skipped = 0;
+    let mut rest = VecDeque::new();
+    for guest in queue.drain(..) {
+        let count = fs::read_to_string(passed(&guest)).ok().and_then(|text| text.trim().parse::<u64>().ok());
+        match count.filter(|count| *count > 0) {
+            Some(count) if stamp(&guest)?.is_fresh(&passed(&guest)) => {
+                skipped += count;
+                printer.data(&format!(
+                    "skipped  {}: its {count} scenarios passed before, and nothing has changed",
+                    guest.name
+                ));
+            }
+            _ => rest.push_back(guest),
+        }
+    }
+    *queue = rest;
+    if skipped > 0 {
+        printer.say("==> to run these scenarios again, type: cargo xtask test --again");
+    }
+    Ok(skipped)
 }
 
 /// Runs the guests, at most `GUESTS` at a time.
@@ -328,7 +384,14 @@ fn scenarios(printer: &Printer, guest: &Guest, collected: &Mutex<&mut Collected>
         Event::File { .. } | Event::Metric(_) | Event::Done { .. } => {}
     })?;
     collected().keep()?;
-    for problem in problems(&run, tally) {
+    let problems = problems(&run, tally);
+    if problems.is_empty() && tally.failed == 0 {
+        let passed = passed(guest);
+        fs::write(&passed, tally.passed.to_string())
+            .with_context(|| format!("could not write {}", passed.display()))?;
+        stamp(guest)?.keep(&passed)?;
+    }
+    for problem in problems {
         tally.count(Verdict::Failed);
         printer.failed(&format!("{name}  guest: {problem}"));
     }
@@ -459,6 +522,54 @@ mod tests {
         options.scenario = Some("c6".into());
         assert!(!options.shared());
         assert_eq!(options.parts(series("6.12")).len(), 1);
+    }
+
+    #[test]
+    fn a_guest_that_passed_before_is_skipped_until_something_changes() {
+        let here = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = here.path().join(name);
+            fs::write(&path, text).unwrap();
+            path
+        };
+        let guest = |parameters: &[&str]| {
+            let mut guest = Guest::for_test(here.path().join("out"));
+            guest.kernel.image = here.path().join("vmlinuz");
+            guest.image = here.path().join("lab.cpio");
+            guest.parameters = parameters.iter().map(|&text| text.to_owned()).collect();
+            guest
+        };
+        file("vmlinuz", "kernel");
+        file("lab.cpio", "image");
+        fs::create_dir(here.path().join("out")).unwrap();
+        let skipped = |parameters: &[&str]| {
+            let mut queue = VecDeque::from([guest(parameters)]);
+            (skip_passed(&Printer::quiet(), &mut queue).unwrap(), queue.len())
+        };
+        assert_eq!(skipped(&["a"]), (0, 1), "it never ran");
+        file("out/passed", "12");
+        stamp(&guest(&["a"])).unwrap().keep(&here.path().join("out/passed")).unwrap();
+        assert_eq!(skipped(&["a"]), (12, 0));
+        assert_eq!(skipped(&["b"]), (0, 1), "other scenarios");
+        file("lab.cpio", "another image");
+        assert_eq!(skipped(&["a"]), (0, 1), "other binaries");
+        file("lab.cpio", "image");
+        file("out/passed", "not a number");
+        assert_eq!(skipped(&["a"]), (0, 1), "damaged");
+    }
+
+    #[test]
+    fn only_a_run_of_everything_skips_what_passed_before() {
+        assert!(Options::default().remembers());
+        for options in [
+            Options { again: true, ..Options::default() },
+            Options { matrix: true, ..Options::default() },
+            Options { scenario: Some("c6".into()), ..Options::default() },
+            Options { kernels: vec![kernels::parse("6.12").unwrap()], ..Options::default() },
+            Options { lab: vec!["seed=7".into()], ..Options::default() },
+        ] {
+            assert!(!options.remembers(), "{options:?}");
+        }
     }
 
     #[test]

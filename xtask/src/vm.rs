@@ -87,6 +87,25 @@ pub(crate) struct Guest {
     pub(crate) output: PathBuf,
 }
 
+#[cfg(test)]
+impl Guest {
+    pub(crate) fn for_test(output: PathBuf) -> Self {
+        let kernel = Kernel { series: "6.1", release: "r".into(), image: "/k".into(), modules: "/m".into() };
+        Self {
+            name: "6.1".into(),
+            kernel,
+            image: "/i".into(),
+            emulator: QEMU.into(),
+            parameters: vec!["lab.mode=test".into(), "lab.filter=c6".into()],
+            counted: false,
+            console: Console::Raw,
+            limit: Duration::from_secs(1),
+            silence: Duration::from_secs(1),
+            output,
+        }
+    }
+}
+
 /// The end of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Ending {
@@ -285,20 +304,7 @@ mod tests {
     use crate::{call::Call, modules};
 
     fn guest(counted: bool) -> Guest {
-        let kernel = Kernel { series: "6.1", release: "r".into(), image: "/k".into(), modules: "/m".into() };
-        let parameters = vec!["lab.mode=test".into(), "lab.filter=c6".into()];
-        Guest {
-            name: "6.1".into(),
-            kernel,
-            image: "/i".into(),
-            emulator: QEMU.into(),
-            parameters,
-            counted,
-            console: Console::Raw,
-            limit: Duration::from_secs(1),
-            silence: Duration::from_secs(1),
-            output: PathBuf::new(),
-        }
+        Guest { counted, ..Guest::for_test(PathBuf::new()) }
     }
 
     #[test]
