@@ -183,10 +183,11 @@ pub struct TraceArgs {
 }
 
 /// The flags of a trace that a recording has no use for.
-const ATTACHING: [&str; 14] = [
+const ATTACHING: [&str; 15] = [
     "duration",
     "ready_file",
     "record",
+    "force",
     "kubeconfig",
     "context",
     "cluster_from",
@@ -601,6 +602,7 @@ mod tests {
             &["--cluster-from", "d"],
             &["--node", "n"],
             &["--buffer", "1M"],
+            &["--force"],
         ] {
             assert_eq!(parse(more).unwrap_err().exit_code(), 2, "{more:?}");
         }

@@ -13,6 +13,7 @@ use crate::{
         stop::{Stop, sleep_until},
     },
     report::{Form, Printer, Report},
+    text,
 };
 #[cfg(target_os = "linux")]
 use crate::{
@@ -27,7 +28,7 @@ pub(super) fn trace(options: &TraceOptions, printer: Printer) -> anyhow::Result<
     let title = options.target.as_ref().map_or("every Service".to_owned(), ToString::to_string);
     block_on(2, async {
         let mut stop = Stop::listen()?;
-        let report = screen(options.form, &title, printer, &mut stop)?;
+        let report = screen(options.form, &title, printer, &mut stop, "trace")?;
         Box::pin(follow(options, report, stop)).await
     })
 }
@@ -38,8 +39,11 @@ pub(super) fn recording(options: &ReplayOptions, printer: Printer) -> anyhow::Re
         let mut stop = Stop::listen()?;
         let opened = replay::open(options)?;
         let names: Vec<_> = options.files.iter().map(|path| path.display().to_string()).collect();
-        let mut report = screen(options.form, &names.join(" "), printer, &mut stop)?;
+        let words: Vec<_> = names.iter().map(|name| text::word(name)).collect();
+        let instead = format!("replay {}", words.join(" "));
+        let mut report = screen(options.form, &names.join(" "), printer, &mut stop, &instead)?;
         let played = replay::rows(opened, &mut report)?;
+        played.report.played();
         while !played.report.is_over() {
             played.report.tick(Instant::now())?;
             tokio::select! {
@@ -51,12 +55,19 @@ pub(super) fn recording(options: &ReplayOptions, printer: Printer) -> anyhow::Re
     })
 }
 
-/// A report on a screen. Once the user ends it, a stop is wanted.
-pub(super) fn screen(form: Form, title: &str, printer: Printer, stop: &mut Stop) -> anyhow::Result<Report> {
+/// A report on a screen. Once the user ends it, a stop is wanted. `instead` is the verb, with its arguments, that needs no
+/// terminal.
+pub(super) fn screen(
+    form: Form,
+    title: &str,
+    printer: Printer,
+    stop: &mut Stop,
+    instead: &str,
+) -> anyhow::Result<Report> {
     let (orders, requests) = mpsc::channel(1);
     let report = Report::top(form, title, printer, orders).hint(|| {
         let name = called::name();
-        format!("`{name} trace` prints to pipes and files; -v needs standard error elsewhere")
+        format!("`{name} {instead}` prints to pipes and files; -v needs standard error elsewhere")
     })?;
     stop.also_by(requests);
     Ok(report)

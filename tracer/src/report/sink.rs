@@ -13,7 +13,7 @@ use crate::{
         live::{LiveTable, Status},
         log::LogTable,
         summary,
-        top::Top,
+        top::{Top, Weight},
         yaml,
     },
     session::{Ending, Folded, Judged, Summary},
@@ -132,6 +132,13 @@ impl Report {
         matches!(&self.sink, Sink::Top(top) if top.is_over())
     }
 
+    /// The recording was played to its end: no flow comes any more.
+    pub fn played(&mut self) {
+        if let Sink::Top(top) = &mut self.sink {
+            top.played();
+        }
+    }
+
     /// Takes the newest counters; only a live table shows them.
     pub fn status(&mut self, status: Status) {
         match &mut self.sink {
@@ -163,25 +170,25 @@ impl Report {
 
     /// Prints a message without disturbing the table.
     pub fn note(&mut self, text: &str) -> Result<(), OutputError> {
-        self.message(text, Printer::note)
+        self.message(text, Weight::Note)
     }
 
     /// Like [`Report::note`], for limits of the verdicts.
     pub fn warn(&mut self, text: &str) -> Result<(), OutputError> {
-        self.message(text, Printer::warn)
+        self.message(text, Weight::Warning)
     }
 
-    fn message(&mut self, text: &str, say: fn(&mut Printer, &str)) -> Result<(), OutputError> {
+    fn message(&mut self, text: &str, weight: Weight) -> Result<(), OutputError> {
         match &mut self.sink {
             Sink::Top(top) => {
-                if top.message(text) {
+                if top.message(text, weight) {
                     return Ok(());
                 }
             }
             Sink::Live(table) if self.printer.shares_screen() => table.make_way(&mut self.printer)?,
             Sink::Live(_) | Sink::Log(_) | Sink::Json | Sink::Yaml => {}
         }
-        say(&mut self.printer, text);
+        weight.print(text, &mut self.printer);
         Ok(())
     }
 
@@ -212,7 +219,7 @@ impl Report {
             }
             Sink::Top(top) => {
                 for message in top.leave() {
-                    self.printer.warn(&message);
+                    message.weight.print(&message.text, &mut self.printer);
                 }
                 let text = text(self.printer.paint());
                 self.printer.text(&text)?;

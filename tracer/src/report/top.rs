@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use crate::{
     report::{
         Form, Status,
-        printer::{OutputError, Paint},
+        printer::{OutputError, Paint, Printer},
         row::{FlowKey, Row},
     },
     session::{Counts, Folded, Judged, Summary},
@@ -31,7 +31,7 @@ use screen::Screen;
 
 /// The latest failed flows that are kept; earlier ones are only counted.
 const MAX_FLOWS: usize = 1000;
-/// The most messages that wait for the end of the screen.
+/// The most messages that wait for the end of the screen, and the most warnings that it can show.
 const MAX_MESSAGES: usize = 100;
 /// How often the keys are read, and the most often that the screen is drawn.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -48,7 +48,7 @@ pub(super) struct Top {
     is_over: bool,
     due: Instant,
     /// Messages that the screen has covered.
-    covered: Vec<String>,
+    covered: Vec<Message>,
 }
 
 impl std::fmt::Debug for Top {
@@ -118,17 +118,22 @@ impl Top {
         self.is_over
     }
 
-    /// Takes a message if the screen would cover it.
-    pub(super) fn message(&mut self, text: &str) -> bool {
-        if self.screen.is_none() {
-            return false;
-        }
-        self.state.message = Some(safe(text).into_owned());
+    /// No flow comes any more.
+    pub(super) fn played(&mut self) {
+        self.state.is_played = true;
         self.state.dirty = true;
-        if self.covered.len() < MAX_MESSAGES {
-            self.covered.push(text.to_owned());
+    }
+
+    /// Takes a message if the screen would cover it. A warning from before the screen is on it as well.
+    pub(super) fn message(&mut self, text: &str, weight: Weight) -> bool {
+        let is_covered = self.screen.is_some();
+        if is_covered || weight == Weight::Warning {
+            self.state.message(text, weight);
         }
-        true
+        if is_covered && self.covered.len() < MAX_MESSAGES {
+            self.covered.push(Message { weight, text: text.to_owned() });
+        }
+        is_covered
     }
 
     /// Gives the terminal back: from now on Ctrl-C is a signal again.
@@ -137,10 +142,33 @@ impl Top {
     }
 
     /// Ends the screen. Returns the messages that it covered.
-    pub(super) fn leave(&mut self) -> Vec<String> {
+    pub(super) fn leave(&mut self) -> Vec<Message> {
         self.close();
         std::mem::take(&mut self.covered)
     }
+}
+
+/// What a message is about: a limit of the verdicts, or anything else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Weight {
+    Note,
+    Warning,
+}
+
+impl Weight {
+    pub(super) fn print(self, text: &str, printer: &mut Printer) {
+        match self {
+            Self::Note => printer.note(text),
+            Self::Warning => printer.warn(text),
+        }
+    }
+}
+
+/// A message that the screen has covered.
+#[derive(Debug)]
+pub(super) struct Message {
+    pub(super) weight: Weight,
+    pub(super) text: String,
 }
 
 /// The result of a key.
@@ -180,7 +208,12 @@ struct State {
     /// The latest last.
     flows: VecDeque<Failed>,
     status: Status,
-    message: Option<String>,
+    /// The latest last, each once.
+    warnings: VecDeque<String>,
+    /// The latest one.
+    note: Option<String>,
+    /// The end of a recording: no flow comes any more.
+    is_played: bool,
     focus: Focus,
     /// The selected Service; the first without one.
     service: Option<ServiceRef>,
@@ -200,7 +233,9 @@ impl State {
             summary: Summary::default(),
             flows: VecDeque::new(),
             status: Status::default(),
-            message: None,
+            warnings: VecDeque::new(),
+            note: None,
+            is_played: false,
             focus: Focus::default(),
             service: None,
             flow: None,
@@ -226,6 +261,25 @@ impl State {
         if self.flows.len() > MAX_FLOWS {
             self.flows.pop_front();
         }
+    }
+
+    fn message(&mut self, text: &str, weight: Weight) {
+        let text = safe(text).into_owned();
+        self.dirty = true;
+        if weight == Weight::Note {
+            self.note = Some(text);
+            return;
+        }
+        self.warnings.retain(|known| *known != text);
+        self.warnings.push_back(text);
+        if self.warnings.len() > MAX_MESSAGES {
+            self.warnings.pop_front();
+        }
+    }
+
+    /// The messages, the most important first: the latest warning, those before it, and the latest note.
+    fn messages(&self) -> impl Iterator<Item = &str> {
+        self.warnings.iter().rev().chain(&self.note).map(String::as_str)
     }
 
     /// The Services, those with the most failed flows first.

@@ -22,6 +22,7 @@ pub(crate) enum When {
 impl When {
     /// Parses `2026-01-02T10:00:00Z`, with any offset; `2026-01-02 10:00` and `10:00:30`, in UTC, which may be named behind
     /// them, as may an offset; `15m`, before the recording's end; or `now`, that end. The error says how to write a time.
+    /// A time zone such as `[Europe/Berlin]` needs an offset beside it: viptrace has no time zone database.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         Self::parse_before(text, "so long before the recording's end")
     }
@@ -40,16 +41,28 @@ impl When {
         if text == "now" {
             return Ok(Self::Before(Duration::ZERO));
         }
-        let utc = ["Z", "z", "UTC", "utc"].into_iter().find_map(|zone| text.strip_suffix(zone));
-        let clock = utc.unwrap_or(text).trim_end();
+        let mut clock = text;
+        if let Some((before, zone)) = text.split_once('[') {
+            if let Some(instant) = on_a_day(text) {
+                return Ok(Self::OfDay(instant.to_zoned(TimeZone::UTC).time()));
+            }
+            // The parsers of a time without an offset pass over the zone.
+            if !is_utc(zone) {
+                return Err(format!(
+                    "viptrace has no time zone database to read {text:?}: write an offset such as +01:00, or Z for UTC, in \
+                     place of [{zone}"
+                ));
+            }
+            clock = before.trim_end();
+        }
+        let utc = ["Z", "z", "UTC", "utc"].into_iter().find_map(|zone| clock.strip_suffix(zone));
+        let clock = utc.unwrap_or(clock).trim_end();
         // A bare number may as well be meant as minutes.
         let is_number = clock.bytes().all(|byte| byte.is_ascii_digit());
         // A date with a time also parses as a time of day.
-        if !is_number
-            && let Ok(civil) = clock.parse::<DateTime>()
-            && let Ok(zoned) = TimeZone::UTC.to_timestamp(civil)
-        {
-            return timestamp(zoned).map(Self::At).ok_or_else(|| out_of_range(text));
+        if !is_number && let Ok(civil) = clock.parse::<DateTime>() {
+            let instant = TimeZone::UTC.to_timestamp(civil).ok();
+            return instant.and_then(timestamp).map(Self::At).ok_or_else(|| out_of_range(text));
         }
         if !is_number && let Some(instant) = on_a_day(clock) {
             return Ok(Self::OfDay(instant.to_zoned(TimeZone::UTC).time()));
@@ -87,6 +100,13 @@ impl When {
         let next_day = same_day.saturating_add(DAY);
         if same_day < from && next_day.since(end) <= DAY / 2 { next_day } else { same_day }
     }
+}
+
+/// Whether an annotation (RFC 9557), from behind its `[` on, names UTC.
+fn is_utc(annotation: &str) -> bool {
+    let Some(zone) = annotation.strip_suffix(']') else { return false };
+    let zone = zone.strip_prefix('!').unwrap_or(zone);
+    ["UTC", "Etc/UTC", "Z"].iter().any(|utc| zone.eq_ignore_ascii_case(utc))
 }
 
 /// The moment of a time of day with an offset, on some day: as a time alone it would parse too, without its offset.
@@ -140,6 +160,11 @@ mod tests {
             ("23:30-05:00", "2026-01-02T04:30:00.000Z"),
             ("2026-01-02 09:30 UTC", "2026-01-02T09:30:00.000Z"),
             ("now", "2026-01-02T10:00:00.000Z"),
+            ("2026-01-02T09:30:00[UTC]", "2026-01-02T09:30:00.000Z"),
+            ("2026-01-02T09:30:00Z[Etc/UTC]", "2026-01-02T09:30:00.000Z"),
+            ("09:30[utc]", "2026-01-02T09:30:00.000Z"),
+            ("2026-01-02T09:30:00+01:00[Europe/Berlin]", "2026-01-02T08:30:00.000Z"),
+            ("09:30+01:00[Europe/Berlin]", "2026-01-02T08:30:00.000Z"),
         ] {
             let when = When::parse(text).unwrap();
             assert_eq!(when.in_recording(end).to_the_millisecond(), expected, "{text}");
@@ -149,6 +174,40 @@ mod tests {
         {
             let why = When::parse(text).unwrap_err();
             assert!(why.contains("is no time") || why.contains("1970"), "{text}: {why}");
+        }
+    }
+
+    #[test]
+    fn a_time_zone_without_an_offset_is_refused() {
+        for text in [
+            "2026-11-23T21:17:00[Europe/Berlin]",
+            "2026-11-23 21:17 [!America/New_York]",
+            "2026-11-23[Europe/Berlin]",
+            "21:17[Europe/Berlin]",
+            "21:17[UTC",
+            "21:17[]",
+            "21:17[UTC][u-ca=hebrew]",
+        ] {
+            let why = When::parse(text).unwrap_err();
+            assert!(why.contains(text) && why.contains("write an offset such as +01:00"), "{text}: {why}");
+        }
+    }
+
+    #[test]
+    fn a_date_that_is_out_of_range_is_no_time_of_day() {
+        for text in [
+            "9999-12-31T23:00",
+            "9999-12-31 23:00 UTC",
+            "9999-12-31T23:00-01:00",
+            "-009999-01-01T10:00",
+            "2555-01-01T10:00",
+            "1969-12-31 23:00",
+        ] {
+            let why = When::parse(text).unwrap_err();
+            assert!(why.contains(text) && why.contains("before 1970 or after 2554"), "{text}: {why}");
+        }
+        for text in ["10000-01-01T10:00", "2026-13-01T10:00", "2026-02-30 10:00", "+010000-01-01T10:00"] {
+            assert!(When::parse(text).is_err_and(|why| why.contains(text)), "{text}");
         }
     }
 

@@ -129,6 +129,25 @@ fn control_c_gives_the_terminal_back() {
 }
 
 #[test]
+fn that_a_service_does_not_exist_stays_on_the_screen_of_a_cut_recording() {
+    let folder = tempfile::tempdir().unwrap();
+    let cut = folder.path().join("cut.viptrace");
+    let whole = std::fs::read(RECORDING).unwrap();
+    std::fs::write(&cut, &whole[..whole.len() - 8]).unwrap();
+    let mut terminal = Terminal::run(&["top", "--recording", cut.to_str().unwrap(), "shop/wbe"]);
+    terminal.wait_for(OWN_SCREEN, 0);
+    terminal.wait_for("more message", terminal.written().find(OWN_SCREEN).unwrap());
+    let screen = terminal.written();
+    let (_, screen) = screen.split_once(OWN_SCREEN).unwrap();
+    for words in ["nothing of service/shop/wbe", "there is no service/shop/wbe", "it was cut off at"] {
+        assert!(screen.contains(words), "{words}: {screen:?}");
+    }
+    terminal.press(b"q");
+    let (status, _) = terminal.end();
+    assert_eq!(status, Some(4));
+}
+
+#[test]
 fn without_a_terminal_it_says_so() {
     let output =
         Command::new(env!("CARGO_BIN_EXE_viptrace")).args(["top", "--recording", RECORDING]).output();
@@ -136,5 +155,5 @@ fn without_a_terminal_it_says_so() {
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("standard output is not a terminal"), "{text}");
-    assert!(text.contains("hint: `viptrace trace`"), "{text}");
+    assert!(text.contains(&format!("hint: `viptrace replay {RECORDING}` prints")), "{text}");
 }

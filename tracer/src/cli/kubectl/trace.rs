@@ -106,7 +106,7 @@ pub(super) async fn run(
         let report = match medium {
             Medium::Lines(_) | Medium::Ways(_) => Report::new(form, printer),
             Medium::Screen => {
-                let report = top::screen(form, &filter.to_string(), printer, stop)?;
+                let report = top::screen(form, &filter.to_string(), printer, stop, "trace")?;
                 progress.hold();
                 report
             }

@@ -27,17 +27,27 @@ use crate::{
 const COUNT: usize = 9;
 /// The lines for the list of Services, with its heading: no more than this part of the screen.
 const SERVICES_PART: u16 = 3;
+/// The lines for messages: no more than this part of the screen, but two where they fit.
+const MESSAGES_PART: u16 = 6;
+const LEAST_MESSAGES: u16 = 2;
+/// The lines that are not for messages: the title, one of the lists, and the keys.
+const OTHERS: u16 = 3;
 const KEYS: &str = "↑↓ select · Enter open · Tab list · Esc back · q quit";
 const KEYS_OF_EVIDENCE: &str = "↑↓ scroll · Esc back · q quit";
 
 /// Draws the whole screen.
 pub(super) fn screen(frame: &mut Frame<'_>, state: &mut State, paint: Paint) {
-    let remarks = remarks(state);
+    let columns = usize::from(frame.area().width);
+    let height = frame.area().height;
+    let mut remarks = remarks(state);
+    let taken = u16::try_from(remarks.len()).unwrap_or(u16::MAX);
+    let room = height.saturating_sub(OTHERS).saturating_sub(taken);
+    let room = room.min((height / MESSAGES_PART).max(LEAST_MESSAGES));
+    remarks.extend(messages(state, columns, room.into()));
     let last = u16::try_from(remarks.len()).unwrap_or(u16::MAX).saturating_add(1);
     let [head, middle, foot] =
         Layout::vertical([Constraint::Length(1), Constraint::Min(1), Constraint::Length(last)])
             .areas(frame.area());
-    let columns = usize::from(frame.area().width);
     frame.render_widget(Line::styled(fitted(&title(state), columns), look(Style::Heading, paint)), head);
     let keys = if let Some(evidence) = &mut state.evidence {
         draw_evidence(frame, middle, evidence, paint);
@@ -78,7 +88,7 @@ fn title(state: &State) -> String {
     format!("{faults}, {unknown} unknown, {ok} ok, {normal} normal, {open} open | {}", state.title)
 }
 
-/// Limits of the verdicts, and the latest message.
+/// Limits of the verdicts.
 fn remarks(state: &State) -> Vec<String> {
     let status = &state.status;
     let mut remarks = Vec::new();
@@ -89,8 +99,38 @@ fn remarks(state: &State) -> Vec<String> {
     let old = status.metadata_age.filter(|age| age.as_secs() >= 60 && status.remark.is_none());
     remarks.extend(old.map(|age| format!("metadata is {} old", text::age(age))));
     remarks.extend(status.remark.as_deref().map(|remark| safe(remark).into_owned()));
-    remarks.extend(state.message.clone());
     remarks
+}
+
+/// The messages in at most `room` lines, which count those that are not shown if there are more than two.
+fn messages(state: &State, columns: usize, room: usize) -> Vec<String> {
+    let (lines, left_out) = first_messages(state, columns, room);
+    if left_out == 0 || room <= usize::from(LEAST_MESSAGES) {
+        return lines;
+    }
+    let (mut lines, left_out) = first_messages(state, columns, room - 1);
+    lines.push(format!("… {}", count(left_out, "more message")));
+    lines
+}
+
+/// The messages that have room, and the number of the others. The last one may be cut at its end.
+fn first_messages(state: &State, columns: usize, room: usize) -> (Vec<String>, u64) {
+    let mut lines = Vec::new();
+    let mut left_out = 0;
+    for message in state.messages() {
+        let left = room.saturating_sub(lines.len());
+        if left == 0 {
+            left_out += 1;
+            continue;
+        }
+        let wrapped = wrap(message, columns.max(1));
+        let mut whole = wrapped.lines().map(ToOwned::to_owned);
+        lines.extend(whole.by_ref().take(left));
+        if let (Some(last), Some(_)) = (lines.last_mut(), whole.next()) {
+            last.push('…');
+        }
+    }
+    (lines, left_out)
 }
 
 fn draw_lists(frame: &mut Frame<'_>, area: Rect, state: &State, paint: Paint) {
@@ -125,7 +165,7 @@ fn draw_lists(frame: &mut Frame<'_>, area: Rect, state: &State, paint: Paint) {
         Line::styled(text, look(style, paint))
     };
     let marked = (state.focus == Focus::Services).then_some(selected);
-    let empty = "no flow of a Service yet";
+    let empty = if state.is_played { "no flow of a Service" } else { "no flow of a Service yet" };
     list(frame, upper, &[heading], (&services, row), (selected, marked), empty, paint);
 
     let layout = Columns::bounded(state.form, columns).of_single_flows();

@@ -115,12 +115,72 @@ fn only_the_latest_flows_are_kept() {
 }
 
 #[test]
+fn a_warning_stays_when_a_note_follows_it() {
+    let mut state = state();
+    for (weight, text) in [
+        (Weight::Warning, "node1.viptrace: it was cut off at 2026-11-23T21:20:11.670Z"),
+        (
+            Weight::Warning,
+            "nothing of service/shop/crat is in the recording: there is no service/shop/crat in it",
+        ),
+        (Weight::Note, "hint: a damaged file may be an incomplete copy"),
+    ] {
+        state.message(text, weight);
+    }
+    let drawn = text(&mut state, SIZE);
+    for words in ["nothing of service/shop/crat", "there is no service/shop/crat", "cut off at", "hint: a"] {
+        assert!(drawn.contains(words), "{words}: {drawn}");
+    }
+    // Two lines are left for messages: the latest warning has them.
+    let drawn = text(&mut state, (60, 8));
+    assert!(drawn.contains("no service/shop/crat") && !drawn.contains("hint:"), "{drawn}");
+    for height in 5..40 {
+        let drawn = text(&mut state, (90, height));
+        for words in ["3 faults", "nothing of service", "q quit"] {
+            assert!(height < 6 || drawn.contains(words), "{height} {words}: {drawn}");
+        }
+    }
+}
+
+#[test]
+fn messages_without_room_are_counted_and_each_warning_is_shown_once() {
+    let mut state = state();
+    for number in [1, 2, 3, 4, 5, 3, 5, 6] {
+        state.message(&format!("warning {number}"), Weight::Warning);
+    }
+    let drawn = text(&mut state, SIZE);
+    let at = |words: &str| drawn.find(words).unwrap_or_else(|| panic!("{words}: {drawn}"));
+    assert!(at("warning 6") < at("warning 5") && at("warning 5") < at("warning 3"), "{drawn}");
+    assert!(drawn.contains("… 3 more messages") && drawn.matches("warning 5").count() == 1, "{drawn}");
+    for number in 0..2 * MAX_MESSAGES {
+        state.message(&format!("w{number}"), Weight::Warning);
+    }
+    assert_eq!(state.warnings.len(), MAX_MESSAGES);
+}
+
+#[test]
+fn a_recording_that_was_played_waits_for_no_flow() {
+    let mut state = State::new(Form::default(), String::new());
+    assert!(text(&mut state, SIZE).contains("no flow of a Service yet"));
+    state.is_played = true;
+    let drawn = text(&mut state, SIZE);
+    assert!(drawn.contains("no flow of a Service") && !drawn.contains("yet"), "{drawn}");
+}
+
+#[test]
 fn any_size_any_key() {
     let keys = [KeyCode::Up, KeyCode::Down, KeyCode::PageUp, KeyCode::PageDown, KeyCode::Home, KeyCode::End]
         .into_iter()
         .chain([KeyCode::Enter, KeyCode::Tab, KeyCode::Esc, KeyCode::Char('x'), KeyCode::Enter]);
     let keys: Vec<_> = keys.collect();
-    for mut state in [state(), State::new(Form::default(), String::new())] {
+    let mut warned = state();
+    for number in 0..9 {
+        warned.message(
+            &format!("warning {number} of many words, so that it has several lines"),
+            Weight::Warning,
+        );
+    }
+    for mut state in [state(), warned, State::new(Form::default(), String::new())] {
         for number in 0..100 {
             press(&mut state, &[keys[number * 7 % keys.len()]]);
             for size in [(1, 1), (2, 3), (20, 5), (80, 24), (300, 100)] {
