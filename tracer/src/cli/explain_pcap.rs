@@ -30,10 +30,14 @@ pub(super) fn run(options: &ExplainPcapOptions, mut printer: Printer) -> anyhow:
     for note in recorded.clock_notes() {
         printer.note(&safe(&note));
     }
-    let mut lacks = ending.missing.iter().cloned().collect::<Vec<_>>();
+    if let Some(note) = tuples.note() {
+        printer.note(&format!("{name}: {note}"));
+    }
+    let mut lacks = ending.lacks();
     lacks.extend(tuples.remarks());
     lacks.extend(assembly.remark());
     lacks.extend(recorded.remark());
+    lacks.extend(pcap::all_outside(&assembly, &recorded));
     is_complete &= lacks.is_empty();
     for lack in lacks {
         printer.warn(&format!("{name}: {lack}"));

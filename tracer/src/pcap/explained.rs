@@ -11,7 +11,7 @@ use super::{
     Assembly, Ending, Recorded, canonical,
     connection::{Connection, Line, Reset, Seen},
     head::{Content, Place},
-    recorded::Found,
+    recorded::{Found, Source},
 };
 use crate::{
     net::{Protocol, TransportAddr, flag},
@@ -277,6 +277,41 @@ fn verdict<'a>(connection: &Connection, recorded: &'a Recorded) -> Option<&'a Fo
     found.filter(|found| found.started <= until).filter(lived).max_by_key(|found| found.started)
 }
 
+/// The recordings in whose time the connection lies.
+fn during<'a>(connection: &Connection, recorded: &'a Recorded) -> impl Iterator<Item = &'a Source> {
+    let (first, last) = (connection.first, connection.last);
+    recorded.recordings.iter().filter(move |recording| match (first, last) {
+        (Some(first), Some(last)) => first <= recording.ended && last >= recording.started,
+        _ => true,
+    })
+}
+
+/// From when to when each recording reaches, in words.
+fn recorded_times(recorded: &Recorded) -> String {
+    let times = recorded.recordings.iter().map(|recording| {
+        format!("{} to {}", recording.started.to_the_millisecond(), recording.ended.to_the_millisecond())
+    });
+    times.collect::<Vec<_>>().join(", ")
+}
+
+/// The sentence if no connection of the capture lies in the time of any recording: then none can have a verdict.
+pub(crate) fn all_outside(assembly: &Assembly, recorded: &Recorded) -> Option<String> {
+    let connections = &assembly.connections;
+    let first = connections.iter().filter_map(|connection| connection.first).min()?;
+    let last = connections.iter().filter_map(|connection| connection.last).max()?;
+    let is_outside = |connection: &Connection| {
+        during(connection, recorded).next().is_none() && verdict(connection, recorded).is_none()
+    };
+    connections.iter().all(is_outside).then(|| {
+        format!(
+            "its connections, from {} to {}, are outside the recording's time: {}",
+            first.to_the_millisecond(),
+            last.to_the_millisecond(),
+            recorded_times(recorded)
+        )
+    })
+}
+
 /// Why no recording has a verdict for this connection.
 fn absence(connection: &Connection, recorded: &Recorded) -> String {
     let key = canonical(connection.tuple);
@@ -289,27 +324,9 @@ fn absence(connection: &Connection, recorded: &Recorded) -> String {
             nearest.started.to_the_millisecond()
         );
     }
-    let during: Vec<_> = recorded
-        .recordings
-        .iter()
-        .filter(|recording| match (connection.first, connection.last) {
-            (Some(first), Some(last)) => first <= recording.ended && last >= recording.started,
-            _ => true,
-        })
-        .collect();
+    let during: Vec<_> = during(connection, recorded).collect();
     if during.is_empty() {
-        let times: Vec<String> = recorded
-            .recordings
-            .iter()
-            .map(|recording| {
-                format!(
-                    "{} to {}",
-                    recording.started.to_the_millisecond(),
-                    recording.ended.to_the_millisecond()
-                )
-            })
-            .collect();
-        return format!("outside the recording's time: {}", times.join(", "));
+        return format!("outside the recording's time: {}", recorded_times(recorded));
     }
     if let Some(fate) = recorded.arrival(key) {
         let fate = match fate {

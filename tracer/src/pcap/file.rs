@@ -20,8 +20,10 @@ use crate::{
 /// tcpdump has 256 KiB.
 const BUFFER_BYTES: usize = 256 << 10;
 const MAX_BLOCK_BYTES: usize = 16 << 20;
-/// The most interfaces of a capture; packets of further ones share the last number.
+/// The most interfaces of a section, and the most that have a name and a number of their own in a capture.
 const MAX_INTERFACES: usize = 4096;
+/// The type of pcapng's obsolete Packet Block.
+const PACKET_BLOCK: u32 = 2;
 const NS: u128 = 1_000_000_000;
 
 /// Why a file is not a capture.
@@ -73,9 +75,27 @@ pub struct Ending {
     pub interfaces: Vec<Option<String>>,
     /// The part that is missing, as a sentence.
     pub missing: Option<String>,
+    /// Packets of interfaces that no interface block describes: without a link type their bytes mean nothing.
+    pub without_interface: u64,
+    /// Packets of interfaces beyond [`MAX_INTERFACES`].
+    pub beyond_interfaces: u64,
+    /// Packets in pcapng's Packet Blocks, which Enhanced Packet Blocks replaced.
+    pub obsolete: u64,
 }
 
 impl Ending {
+    /// What of the file could not be read, in words.
+    pub(crate) fn lacks(&self) -> Vec<String> {
+        let unread = [
+            (self.without_interface, "of an interface that no interface block of the file describes"),
+            (self.beyond_interfaces, "of an interface beyond the first 4,096"),
+            (self.obsolete, "in an obsolete Packet Block, which viptrace does not read"),
+        ];
+        let unread = unread.iter().filter(|(packets, _)| *packets > 0);
+        let unread = unread.map(|(packets, why)| format!("{} {why}", count(*packets, "packet")));
+        self.missing.iter().cloned().chain(unread).collect()
+    }
+
     fn add_interface(&mut self, name: Option<String>) {
         if self.interfaces.len() < MAX_INTERFACES {
             self.interfaces.push(name);
@@ -247,6 +267,8 @@ struct File {
     /// Where the length of a packet or block stands in its header, in bytes, and its byte order.
     length: Option<(usize, bool)>,
     interfaces: Vec<Interface>,
+    /// The interfaces that this section describes, those beyond the limit as well.
+    described: usize,
     /// The number of this section's first interface.
     base: usize,
     ending: Ending,
@@ -267,6 +289,7 @@ impl File {
             PcapBlockOwned::NG(Block::SectionHeader(section)) => {
                 self.length = Some((4, section.big_endian()));
                 self.interfaces.clear();
+                self.described = 0;
                 self.base = self.ending.interfaces.len();
             }
             PcapBlockOwned::NG(Block::InterfaceDescription(interface)) => self.interface(interface),
@@ -277,6 +300,10 @@ impl File {
             PcapBlockOwned::NG(Block::SimplePacket(packet)) => {
                 let data = packet.data.get(..packet.origlen as usize).unwrap_or(packet.data);
                 self.packet(0, None, data, each);
+            }
+            PcapBlockOwned::NG(Block::Unknown(block)) if block.block_type == PACKET_BLOCK => {
+                self.ending.packets += 1;
+                self.ending.obsolete += 1;
             }
             PcapBlockOwned::NG(_) => {}
         }
@@ -301,6 +328,7 @@ impl File {
     }
 
     fn interface(&mut self, block: &InterfaceDescriptionBlock<'_>) {
+        self.described = self.described.saturating_add(1);
         if self.interfaces.len() >= MAX_INTERFACES {
             return;
         }
@@ -319,8 +347,15 @@ impl File {
 
     fn packet(&mut self, number: usize, units: Option<u64>, data: &[u8], each: &mut impl FnMut(&Packet<'_>)) {
         self.ending.packets += 1;
-        // A packet of an interface that the file does not describe has no link type, and cannot be read.
-        let Some(interface) = self.interfaces.get(number) else { return };
+        let Some(interface) = self.interfaces.get(number) else {
+            let unread = if number < self.described {
+                &mut self.ending.beyond_interfaces
+            } else {
+                &mut self.ending.without_interface
+            };
+            *unread += 1;
+            return;
+        };
         each(&Packet {
             time: units.and_then(|units| interface.time(units)),
             interface: self.base.saturating_add(number).min(MAX_INTERFACES),

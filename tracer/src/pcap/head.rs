@@ -91,6 +91,8 @@ pub enum Unread {
     Other,
     /// A fragment after the first: it has no ports.
     Fragment,
+    /// More VLAN tags than are read.
+    Tags,
     /// The capture has too few bytes of it.
     Cut,
 }
@@ -140,6 +142,15 @@ fn ip(data: &[u8]) -> Result<LaxSlicedPacket<'_>, Unread> {
 
 fn of_type(ether_type: u16, data: &[u8]) -> LaxSlicedPacket<'_> {
     LaxSlicedPacket::from_ether_type(EtherType(ether_type), data)
+}
+
+/// Whether a further VLAN tag follows the last one that was read.
+fn has_more_tags(sliced: &LaxSlicedPacket<'_>) -> bool {
+    let next = sliced.ether_payload().map(|payload| payload.ether_type);
+    next.is_some_and(|next| {
+        [EtherType::VLAN_TAGGED_FRAME, EtherType::PROVIDER_BRIDGING, EtherType::VLAN_DOUBLE_TAGGED_FRAME]
+            .contains(&next)
+    })
 }
 
 /// The network header of a packet.
@@ -196,8 +207,9 @@ impl<'a> Ip<'a> {
                     payload_bytes: length.unwrap_or(payload.payload.len()) as u32,
                 })
             }
-            Some(LaxNetSlice::Arp(_)) => Err(Unread::Other),
-            None => Err(if sliced.stop_err.is_some() { Unread::Cut } else { Unread::Other }),
+            None if sliced.stop_err.is_some() => Err(Unread::Cut),
+            None if has_more_tags(sliced) => Err(Unread::Tags),
+            Some(LaxNetSlice::Arp(_)) | None => Err(Unread::Other),
         }
     }
 

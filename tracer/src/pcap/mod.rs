@@ -17,6 +17,7 @@ mod recorded;
 mod tuples;
 
 pub use assembly::Assembly;
+pub(crate) use explained::all_outside;
 pub use explained::{
     By, End, ExplainedFlow, IcmpLine, PacketLine, ResetLine, SeenAs, SeenLine, Stage, explain,
 };

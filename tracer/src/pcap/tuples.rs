@@ -21,9 +21,13 @@ pub struct Tuples {
     /// Neither TCP, UDP nor SCTP.
     pub(super) others: u64,
     pub(super) fragments: u64,
+    /// With more VLAN tags than are read.
+    pub(super) tags: u64,
     pub(super) cut: u64,
     /// Packets by link types that are not supported.
     pub(super) links: BTreeMap<u16, u64>,
+    /// Packets of further such link types.
+    pub(super) further_links: u64,
 }
 
 /// The direction of a tuple that stands for both.
@@ -46,10 +50,13 @@ impl Tuples {
             Err(Unread::Link(link)) => {
                 if self.links.len() < MAX_LINKS || self.links.contains_key(&link) {
                     *self.links.entry(link).or_default() += 1;
+                } else {
+                    self.further_links += 1;
                 }
             }
             Err(Unread::Other) => self.others += 1,
             Err(Unread::Fragment) => self.fragments += 1,
+            Err(Unread::Tags) => self.tags += 1,
             Err(Unread::Cut) => self.cut += 1,
         }
     }
@@ -73,6 +80,8 @@ impl Tuples {
             })
             .collect();
         for (packets, why) in [
+            (self.further_links, "of further link types, which viptrace does not read"),
+            (self.tags, "with more than three VLAN tags, which viptrace does not read"),
             (self.cut, "with too few bytes for their headers: the capture's snapshot length is too short"),
             (self.fragments, "that are later fragments, which have no ports"),
             (self.without_room, "of further connections: there is no room for more than 65,536 tuples"),
@@ -82,6 +91,16 @@ impl Tuples {
             }
         }
         remarks
+    }
+
+    /// The packets in which nothing is missing, and which belong to no connection all the same, in words.
+    pub(crate) fn note(&self) -> Option<String> {
+        (self.others > 0).then(|| {
+            format!(
+                "{} of no connection: neither TCP, UDP nor SCTP, and no ICMP error about one",
+                count(self.others, "packet")
+            )
+        })
     }
 
     /// The number of different tuples.

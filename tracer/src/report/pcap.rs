@@ -227,5 +227,6 @@ pub fn summary(flows: &[ExplainedFlow]) -> String {
         *counts.entry(key).or_default() += 1;
     }
     let parts: Vec<String> = counts.iter().map(|((_, name), number)| format!("{number} {name}")).collect();
-    format!("{}: {}", count(flows.len() as u64, "connection"), parts.join(", "))
+    let connections = count(flows.len() as u64, "connection");
+    if parts.is_empty() { connections } else { format!("{connections}: {}", parts.join(", ")) }
 }

@@ -147,10 +147,85 @@ fn the_masqueraded_tuple_is_the_same_connection() {
 fn connections_outside_the_recordings_time_are_named() {
     let mut writer = Writer::new(Form::Pcap { big: false, nano: false, link: RAW.into() });
     writer.packet(START_NS - 3_600_000 * MS, 0, false, &tcp("10.244.1.7:999", VIP, "S", 1, 100, 0, b""));
-    let (status, records, _) = records(&writer.bytes);
-    assert_eq!(status, Some(0));
-    let why = records[0]["not_recorded"].as_str().unwrap();
+    let (status, outside, stderr) = records(&writer.bytes);
+    assert_eq!(status, Some(4), "nothing could be judged: {stderr}");
+    assert!(
+        stderr.contains(
+            "its connections, from 2026-11-21T06:01:05.438Z to 2026-11-21T06:01:05.438Z, are outside"
+        ),
+        "{stderr}"
+    );
+    let why = outside[0]["not_recorded"].as_str().unwrap();
     assert!(why.starts_with("outside the recording's time: 2026-11-21T07:01"), "{why}");
+    // A capture that began earlier has connections outside and within.
+    writer.packet(START_NS, 0, false, &tcp("10.244.1.100:5000", "10.244.1.9:80", "S", 9, 5, 0, b""));
+    let (status, records, stderr) = records(&writer.bytes);
+    assert_eq!((status, records.len()), (Some(0), 2), "{stderr}");
+}
+
+/// The text of one capture, on both streams.
+fn told(capture: &[u8]) -> (Option<i32>, String, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("node.pcap");
+    fs::write(&path, capture).unwrap();
+    explained(&path, &[])
+}
+
+#[test]
+fn a_packet_of_an_interface_without_a_block_is_counted_with_the_reason() {
+    let mut writer = Writer::new(Form::Pcapng { big: false, link: RAW });
+    writer.packet(START_NS, 2, false, &tcp(CLIENT, VIP, "S", 7, 100, 0, b""));
+    let (status, stdout, stderr) = told(&writer.bytes);
+    assert_eq!(stdout, "1 packet in node.pcap; 0 connections\n");
+    assert!(
+        stderr.contains("node.pcap: 1 packet of an interface that no interface block of the file describes"),
+        "{stderr}"
+    );
+    assert_eq!(status, Some(4));
+}
+
+#[test]
+fn an_obsolete_packet_block_is_counted_with_the_reason() {
+    let mut writer = Writer::new(Form::Pcapng { big: false, link: RAW });
+    let block_at = writer.bytes.len();
+    writer.packet(START_NS, 0, false, &tcp(CLIENT, VIP, "S", 7, 100, 0, b""));
+    writer.bytes[block_at] = 2;
+    let (status, stdout, stderr) = told(&writer.bytes);
+    assert_eq!((status, stdout.as_str()), (Some(4), "1 packet in node.pcap; 0 connections\n"));
+    assert!(stderr.contains("1 packet in an obsolete Packet Block"), "{stderr}");
+}
+
+#[test]
+fn frames_with_more_vlan_tags_than_are_read_are_counted() {
+    let ip = tcp(CLIENT, VIP, "S", 7, 100, 0, b"");
+    for (tags, expected) in [(3, Some(3)), (4, Some(4)), (6, Some(4))] {
+        let mut writer = Writer::new(Form::Pcap { big: false, nano: true, link: RAW.into() });
+        // The link type, behind 20 bytes of the header.
+        writer.bytes[20] = 1;
+        let mut frame = vec![2; 12];
+        frame.extend([0x81, 0, 0, 7].repeat(tags));
+        frame.extend([8, 0]);
+        frame.extend(&ip);
+        // The writer adds nothing in front of a packet of raw IP.
+        writer.packet(START_NS, 0, false, &frame);
+        let (status, stdout, stderr) = told(&writer.bytes);
+        assert_eq!(status, expected, "{tags}: {stderr}{stdout}");
+        let says = stderr.contains("1 packet with more than three VLAN tags, which viptrace does not read");
+        assert_eq!(says, tags > 3, "{stderr}");
+    }
+}
+
+#[test]
+fn packets_of_no_connection_are_counted_without_a_warning() {
+    let mut writer = Writer::new(Form::Pcap { big: false, nano: true, link: RAW.into() });
+    let mut ip = tcp(CLIENT, VIP, "S", 7, 100, 0, b"");
+    // OSPF.
+    ip[9] = 89;
+    writer.packet(START_NS, 0, false, &ip);
+    let (status, stdout, stderr) = told(&writer.bytes);
+    assert_eq!((status, stdout.as_str()), (Some(0), "1 packet in node.pcap; 0 connections\n"));
+    assert!(stderr.contains("1 packet of no connection: neither TCP, UDP nor SCTP"), "{stderr}");
+    assert!(!stderr.contains("warning"), "{stderr}");
 }
 
 #[test]

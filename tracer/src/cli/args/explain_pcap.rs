@@ -23,7 +23,8 @@ const EXIT_STATUS: &str = "Exit status:
   1  could not run
   2  wrong usage
   3  captured connections are faulty
-  4  no captured connection is faulty, but a part of a file could not be read";
+  4  no captured connection is faulty, but a part of a file could not be read,
+     or all of the capture is outside the recordings' time";
 
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES, after_long_help = format!("{EXAMPLES}\n\n{EXIT_STATUS}"))]
