@@ -103,6 +103,10 @@ pub struct Dropped {
     /// The times between which they were dropped.
     pub from: Timestamp,
     pub to: Timestamp,
+    /// They were missing, or unreadable, in the recording of which this one is a copy. Other items than records then stand
+    /// for an unknown number of both.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub in_original: bool,
 }
 
 /// The facts of the live trace's summary that a replay cannot compute.
@@ -511,7 +515,8 @@ mod tests {
                 records: count,
                 others: count,
                 from,
-                to
+                to,
+                in_original: count % 2 == 1,
             })),
             (any::<String>(), any::<bool>(), time())
                 .prop_map(|(hook, is_attached, time)| Item::Hook(HookChanged { hook, is_attached, time })),

@@ -59,6 +59,8 @@ pub struct Missing {
     pub undecodable: u64,
     /// The recorder could not keep up.
     pub dropped: Dropped,
+    /// How often something was missing in the recording of which this one is a copy.
+    pub in_original: u64,
     /// The cluster at the beginning of the recording.
     pub beginning: bool,
 }
@@ -352,6 +354,13 @@ impl<R: Read + Seek> Player<R> {
                 cluster.history.restore_facts(start.history);
                 cluster.status = start.status;
                 self.started = true;
+            }
+            Item::Dropped(Dropped { records, others, from, to, in_original: true }) => {
+                self.missing.in_original += 1;
+                self.pipeline.lost(Lost::of_unknown_hook(records, from, to));
+                if others > 0 {
+                    self.pipeline.lost_uncounted(from, to);
+                }
             }
             Item::Dropped(dropped) => {
                 let all = &mut self.missing.dropped;

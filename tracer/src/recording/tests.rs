@@ -126,7 +126,13 @@ fn any_item() -> impl Strategy<Value = Item> {
         1 => Item::Lost(Lost::of_unknown_hook(count, time, other)),
         2 => Item::Prune(time),
         3 => Item::Finish(time),
-        _ => Item::Dropped(super::Dropped { records: count, others: count, from: time, to: other }),
+        _ => Item::Dropped(super::Dropped {
+            records: count,
+            others: count,
+            from: time,
+            to: other,
+            in_original: count % 2 == 1,
+        }),
     })
 }
 

@@ -36,7 +36,7 @@ pub(in crate::cli) fn missing(tape: &Tape, is_whole: bool) -> Vec<String> {
     lacks.extend(others(player).into_iter().map(|lack| place.clone() + &lack));
     if is_cut(tape, is_whole) {
         let place = tape.paths().last().map_or_else(String::new, |path| of_file(path));
-        lacks.push(place + &cut_off(player.now()));
+        lacks.push(place + &cut_off(player.pipeline().unix_then(player.now())));
     }
     lacks
 }
@@ -92,6 +92,16 @@ fn others(player: &Player<File>) -> Vec<String> {
     }
     if missing.undecodable > 0 {
         lacks.push(format!("{} could not be decoded", count(missing.undecodable, "event")));
+    }
+    if missing.in_original > 0 {
+        lacks.push(format!(
+            "{} already missing or damaged in the recording of which this is a copy",
+            if missing.in_original == 1 {
+                "a part was".to_owned()
+            } else {
+                format!("{} parts were", missing.in_original)
+            }
+        ));
     }
     let dropped = missing.dropped;
     if dropped.records > 0 || dropped.others > 0 {

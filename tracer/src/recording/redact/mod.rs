@@ -135,11 +135,11 @@ impl<R: Read + Seek> Redaction<R> {
             .map_err(RedactError::Write)?;
         let mut redacted = Redacted::default();
         let (mut block, mut assembler) = (Block::default(), Assembler::default());
-        let (mut batch, mut now) = (Records::default(), header.started);
+        let (mut batch, mut now, mut lacks) = (Records::default(), header.started, Lacks::default());
         while self.reader.next_block(&mut block).map_err(RedactError::Read)? {
             if block.after_damage {
                 assembler.forget();
-                lacks(&mut blocks, 0, now);
+                lacks.since.get_or_insert(now);
             }
             let mut items = block.items.as_slice();
             let mut next = 0;
@@ -162,9 +162,7 @@ impl<R: Read + Seek> Redaction<R> {
                         blocks.records(&mut batch);
                         batch.clear();
                         redacted.undecodable += undecodable;
-                        if undecodable > 0 {
-                            lacks(&mut blocks, undecodable, now);
-                        }
+                        lacks.undecodable += undecodable;
                         continue;
                     }
                     Ok(item) => redacted_item(&item, names),
@@ -172,15 +170,17 @@ impl<R: Read + Seek> Redaction<R> {
                 };
                 let Some(item) = item else {
                     redacted.unreadable += 1;
-                    lacks(&mut blocks, 0, now);
+                    lacks.since.get_or_insert(now);
                     continue;
                 };
                 if let Item::Advance(time) | Item::Finish(time) = &item {
+                    lacks.write(&mut blocks, now, *time);
                     now = now.max(*time);
                 }
                 blocks.item(&item);
             }
         }
+        lacks.write(&mut blocks, now, now);
         redacted.finished = blocks.close();
         if let Some(failure) = &redacted.finished.failure {
             return Err(RedactError::Write(io::Error::other(failure.error.clone())));
@@ -191,10 +191,30 @@ impl<R: Read + Seek> Redaction<R> {
     }
 }
 
-/// Writes that this many records, or another item, are missing here.
-fn lacks(blocks: &mut Blocks, records: u64, now: Timestamp) {
-    let dropped = Dropped { records, others: u64::from(records == 0), from: now, to: now };
-    blocks.item(&Item::Dropped(dropped));
+/// What the copy lacks since the last advance of time. The copy says so before the next one, as a replay of the original
+/// finds it.
+#[derive(Debug, Default)]
+struct Lacks {
+    undecodable: u64,
+    /// The time before something else that is missing.
+    since: Option<Timestamp>,
+}
+
+impl Lacks {
+    /// Writes it, at the advance of time from `before` to `now`.
+    fn write(&mut self, blocks: &mut Blocks, before: Timestamp, now: Timestamp) {
+        let Self { undecodable: records, since } = std::mem::take(self);
+        let mut write = |records, others, from| {
+            let dropped = Dropped { records, others, from, to: now, in_original: true };
+            blocks.item(&Item::Dropped(dropped));
+        };
+        if records > 0 {
+            write(records, 0, before);
+        }
+        if let Some(since) = since {
+            write(0, 1, since);
+        }
+    }
 }
 
 /// `None` if it is no item any more.
