@@ -31,7 +31,7 @@ use crate::{
         html::{self, Messages},
         story,
     },
-    session::{Detail, Ending, Judged, Judgements, SelectedFlows},
+    session::{Detail, Ending, Judged, Judgements, SelectedFlows, step_in_words},
     text::{count, list, safe},
     time::Timestamp,
 };
@@ -71,7 +71,7 @@ pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Resu
 fn tell(mut opened: Opened, options: &ReplayOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
     let is_page = options.output == ReplayOutput::Html;
     let story = if is_page { Story::with_records() } else { Story::default() };
-    opened.timeline.stay_on_trace_clock();
+    opened.stay_on_trace_clock()?;
     let mut teller = Teller { printer: &mut printer, story, messages: Messages::default() };
     let (ended, _) = opened.play(&mut teller)?;
     let Teller { story, messages, .. } = teller;
@@ -88,9 +88,9 @@ fn tell(mut opened: Opened, options: &ReplayOptions, mut printer: Printer) -> an
 /// Plays to the end and shows the rows, without the summary.
 pub(super) fn rows(opened: Opened, report: &mut Report) -> anyhow::Result<Played<'_>> {
     let show = Show::new(opened.selection.target.clone());
-    let mut rows = Rows { report, show };
+    let mut rows = Rows { report, show, selection: opened.selection.clone() };
     let (ended, _) = opened.play(&mut rows)?;
-    let Rows { report, show } = rows;
+    let Rows { report, show, .. } = rows;
     Ok(Played { report, show, ended })
 }
 
@@ -114,6 +114,7 @@ pub(super) trait Audience {
 struct Rows<'r> {
     report: &'r mut Report,
     show: Show,
+    selection: Selection,
 }
 
 impl Audience for Rows<'_> {
@@ -126,7 +127,25 @@ impl Audience for Rows<'_> {
     }
 
     fn take(&mut self, judgements: Judgements, beside: Beside<'_>, now: Timestamp) -> anyhow::Result<()> {
+        let was_beside = |judged: &&Judged| {
+            judged.before.as_ref().is_some_and(|before| !self.selection.wants_class(before.class))
+        };
+        for judged in judgements.judged.iter().filter(was_beside) {
+            self.show.no_longer_beside(&judged.verdict);
+        }
         self.show.show(self.report, judgements, beside.pipeline, now)
+    }
+
+    fn take_beside(&mut self, judgements: &Judgements) {
+        let is_new = |judged: &&Judged| {
+            judged.before.as_ref().is_none_or(|before| self.selection.wants_class(before.class))
+        };
+        for judged in judgements.judged.iter().filter(is_new) {
+            self.show.beside(&judged.verdict, 1);
+        }
+        for folded in &judgements.folded {
+            self.show.beside(&folded.verdict, folded.count);
+        }
     }
 
     fn withdraw(&mut self, judged: &Judged, _: Beside<'_>) -> anyhow::Result<()> {
@@ -205,8 +224,10 @@ pub(super) struct Opened {
     selection: Selection,
     /// The part of the selection that the user asked for.
     asked: Selection,
-    /// The wanted times.
+    /// The wanted times, on the clock of the verdicts' times.
     span: Span,
+    /// The same as the user gave them.
+    asked_span: Span,
     notes: Vec<String>,
     warnings: Vec<String>,
     /// What is missing from the beginning.
@@ -243,12 +264,12 @@ pub(super) fn open(options: &ReplayOptions) -> anyhow::Result<Opened> {
     let asked = options.selection.clone();
     let mut span = Span::ALL;
     if asked.has_times() {
-        let recorded = recorded_time(&timeline);
+        let recorded = recorded_time(&timeline)?;
         span = wanted_time(&asked, recorded)?;
         notes.push(format!("flows {span}"));
         lacks.extend(span.misses(recorded));
     }
-    Ok(Opened { timeline, selection, asked, span, notes, warnings, lacks })
+    Ok(Opened { timeline, selection, asked, span, asked_span: span, notes, warnings, lacks })
 }
 
 /// The wanted times. Some mistakes of usage show only beside the recorded ones.
@@ -256,16 +277,33 @@ fn wanted_time(selection: &Selection, recorded: Span) -> Result<Span, clap::Erro
     selection.span(recorded).map_err(|why| args::usage("replay", why))
 }
 
-/// The time that the traces cover, on their common clock.
-fn recorded_time(timeline: &Timeline) -> Span {
+/// The time that the traces cover, on their common clock; of a single one, by its wall clock.
+fn recorded_time(timeline: &Timeline) -> Result<Span, UnusableFile> {
     let begins = timeline.tracks().iter().enumerate();
     let begins = begins.map(|(index, track)| timeline.common(index, track.header().started));
-    Span { from: begins.min().unwrap_or_default(), to: timeline.last_time() }
+    let wall = timeline.wall_clock()?;
+    Ok(Span { from: wall.unix(begins.min().unwrap_or_default()), to: wall.unix(timeline.last_time()) })
 }
 
 impl Opened {
     pub(super) const fn timeline(&self) -> &Timeline {
         &self.timeline
+    }
+
+    /// Leaves the times of a single trace on its own clock, so that they show what came first and how much later the next
+    /// one came. The wanted times stay those of its wall clock.
+    fn stay_on_trace_clock(&mut self) -> Result<(), UnusableFile> {
+        if let Some((at, size)) = self.timeline.wall_clock()?.first() {
+            self.notes.push(format!(
+                "{} at {}: all times here are those of the clock as it was set before",
+                step_in_words(size),
+                at.to_the_millisecond()
+            ));
+        }
+        let (from, to) = self.timeline.on_trace_clock(self.span.from, self.span.to)?;
+        self.span = Span { from, to };
+        self.timeline.stay_on_trace_clock();
+        Ok(())
     }
 
     /// Healthy flows have their own verdicts, whatever the options say.
@@ -351,8 +389,8 @@ impl Opened {
             }
             let mut ending = Ending::new(beside.pipeline, track.header().started, ended, gaps);
             // The times that were wanted, not those that were played for them.
-            ending.started = self.timeline.common(index, ending.started).max(span.from);
-            ending.ended = self.timeline.common(index, ending.ended).min(span.to).max(ending.started);
+            ending.started = self.timeline.displayed(index, ending.started).max(span.from);
+            ending.ended = self.timeline.displayed(index, ending.ended).min(span.to).max(ending.started);
             endings.push((safe(track.name()).into_owned(), ending));
         }
         let nothing = reasons.into_iter().flatten().next();
@@ -374,7 +412,7 @@ impl Opened {
             last => Ending::of_nodes(endings.into_iter().chain(last)),
         };
         let others = is_all_judged.then_some(others);
-        ending.selected = self.asked.in_words(span).map(|only| SelectedFlows { only, others });
+        ending.selected = self.asked.in_words(self.asked_span).map(|only| SelectedFlows { only, others });
         Ok((Ended { nodes, ending, is_complete: lacks.is_empty() }, self.timeline))
     }
 }
@@ -384,15 +422,18 @@ fn played(timeline: &Timeline, span: Span) -> Result<Span, UnusableFile> {
     if span == Span::ALL {
         return Ok(span);
     }
-    let (from, to) = timeline.played(span.from, span.to.saturating_add(LATE))?;
-    Ok(Span { from: from.saturating_sub(EARLIER), to })
+    let Span { mut from, mut to } = span;
+    if !timeline.is_on_trace_clock() {
+        (from, to) = timeline.on_trace_clock(from, to)?;
+    }
+    Ok(Span { from: from.saturating_sub(EARLIER), to: to.saturating_add(LATE) })
 }
 
 /// Whether a trace goes on after this time: then it has all that is wanted until there, wherever it was cut off.
 fn is_reached(timeline: &Timeline, track: usize, until: Timestamp) -> bool {
     let Some(tape) = timeline.tracks().get(track).map(Track::tape) else { return false };
     let last = tape.last_time().map_or(tape.now(), |last| last.max(tape.now()));
-    until < timeline.common(track, last)
+    until < timeline.displayed(track, last)
 }
 
 fn beside(timeline: &Timeline, track: usize) -> Option<Beside<'_>> {

@@ -141,10 +141,13 @@ impl Selection {
         Self { target, ..Self::default() }
     }
 
-    /// Whether verdicts that flows share are too coarse for it.
+    /// Whether verdicts that flows share are too coarse for it: of these flows some are of another client or time.
     pub(crate) fn needs_each_flow(&self) -> bool {
         let is_end = |target: &Target| matches!(target, Target::Pod { .. } | Target::Address { .. });
-        self.target.as_ref().is_some_and(is_end) || self.client.is_some() || self.flow.is_some()
+        self.target.as_ref().is_some_and(is_end)
+            || self.client.is_some()
+            || self.flow.is_some()
+            || self.has_times()
     }
 
     /// Whether it is of some Service, client or addresses.
@@ -237,12 +240,19 @@ impl Selection {
         if let Some((why, of)) = self.unknown_port(history, now).zip(self.target_in_words()) {
             return Some(format!("nothing of {of} is in the recording: {why}"));
         }
-        let (of, none) = match (self.flow, &self.client, self.target_in_words()) {
-            (Some(flow), ..) => (format!("of {flow}"), "no flow with these addresses"),
-            (None, Some(client), Some(target)) => (format!("from {client} to {target}"), "no such flow"),
-            (None, Some(client), None) => (format!("of {client}"), "no flow of it"),
-            (None, None, Some(target)) => (format!("of {target}"), "no flow of it"),
-            (None, None, None) => return None,
+        let ends = [
+            self.flow.map(|flow| ("of", flow.to_string(), "no flow with these addresses")),
+            self.client.as_ref().map(|client| ("from", client.to_string(), "no flow of it")),
+            self.target_in_words().map(|target| ("to", target, "no flow of it")),
+        ];
+        let (of, none) = match ends.into_iter().flatten().collect::<Vec<_>>().as_slice() {
+            [] => return None,
+            [(_, end, none)] => (format!("of {end}"), *none),
+            // Some of them alone may have flows.
+            several => {
+                let ends = several.iter().map(|(preposition, end, _)| format!("{preposition} {end}"));
+                (ends.collect::<Vec<_>>().join(" "), "no such flow")
+            }
         };
         let when = if span == Span::ALL { "" } else { " in this time" };
         Some(format!("nothing {of} is in the recording: {none} was observed{when}"))
@@ -271,7 +281,7 @@ impl Selection {
         judged.had_failed() && judged.before.as_ref().is_some_and(|before| self.wants_class(before.class))
     }
 
-    fn wants_class(&self, class: Class) -> bool {
+    pub(crate) fn wants_class(&self, class: Class) -> bool {
         self.classes.is_empty() || self.classes.contains(&class)
     }
 
@@ -325,6 +335,25 @@ mod tests {
                 "{seconds}"
             );
         }
+    }
+
+    #[test]
+    fn flows_of_several_conditions_are_not_said_to_be_missing_by_one_of_them() {
+        let flow = FlowAddresses::parse("10.0.1.2:40000").ok();
+        let client = Target::parse("10.0.9.9", None).ok();
+        let nothing = |selection: Selection| {
+            selection.nothing_meant(Span::ALL, &History::default(), Timestamp::MAX).unwrap()
+        };
+        let text = nothing(Selection { flow, ..Selection::default() });
+        assert_eq!(
+            text,
+            "nothing of 10.0.1.2:40000 is in the recording: no flow with these addresses was observed"
+        );
+        let text = nothing(Selection { client, flow, ..Selection::default() });
+        assert_eq!(
+            text,
+            "nothing of 10.0.1.2:40000 from 10.0.9.9 is in the recording: no such flow was observed"
+        );
     }
 
     #[test]

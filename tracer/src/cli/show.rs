@@ -7,6 +7,7 @@ use crate::{
     report::{Form, Report, Status, View},
     session::{Connections, Detail, Ending, Judged, Judgements, Pipeline, Summary},
     time::Timestamp,
+    verdict::Verdict,
 };
 
 /// Passes judgements to the report.
@@ -73,6 +74,16 @@ impl Show {
         Ok(())
     }
 
+    /// Counts flows with this verdict beside those shown, of the same Service: only their class keeps them out.
+    pub(super) fn beside(&mut self, verdict: &Verdict, flows: u64) {
+        self.summary.add_beside(verdict, flows);
+    }
+
+    /// A flow that was counted beside the others is shown now.
+    pub(super) fn no_longer_beside(&mut self, verdict: &Verdict) {
+        self.summary.take_beside(verdict);
+    }
+
     /// The connections that a recorder counted.
     pub(super) fn connections(&mut self) -> &mut Connections {
         &mut self.summary.connections
@@ -118,8 +129,7 @@ pub(super) fn detail(view: View, selection: &Selection) -> Detail {
 /// As [`detail`], for rows of this form that nobody waits for.
 pub(super) fn detail_of_rows(form: Form, selection: &Selection) -> Detail {
     match detail(form.view, selection) {
-        // Some flows of one cause may be of another time than the wanted one.
-        Detail::Faults if form.groups() && !selection.has_times() => Detail::Causes,
+        Detail::Faults if form.groups() => Detail::Causes,
         detail => detail,
     }
 }

@@ -155,10 +155,7 @@ impl Pathfinder {
         pipeline: &Pipeline,
         now: Timestamp,
     ) -> Option<Found> {
-        // The times of a verdict follow the wall clock.
-        let ahead_ns = pipeline.wall_ahead_ns().unwrap_or_default();
-        let own = |time: Timestamp| time.shifted(ahead_ns.saturating_neg());
-        let flow = (own(verdict.flow.started), verdict.flow.vip);
+        let flow = (verdict.flow.started, verdict.flow.vip);
         if is_again {
             if self.shown.contains(&flow) {
                 return Some(Found::Changed(Box::new(verdict.clone())));
@@ -169,7 +166,7 @@ impl Pathfinder {
             self.left_out += 1;
             return None;
         }
-        let due = own(verdict.time).saturating_add(AROUND).max(now);
+        let due = pipeline.own_time(verdict.time).saturating_add(AROUND).max(now);
         self.waiting.push(Waiting { flow, trail: Trail::live(pipeline, verdict.clone()), due });
         None
     }
@@ -206,8 +203,7 @@ impl Pathfinder {
         trail.gaps.splice(0..0, trail::beyond(trail));
         if let Some(header) = &self.header {
             let mut own = trail.verdict.clone();
-            let ahead_ns = pipeline.wall_ahead_ns().unwrap_or_default();
-            own.map_times(|time| time.shifted(ahead_ns.saturating_neg()));
+            own.map_times(|time| pipeline.own_time(time));
             let post = Post { node, header, pipeline };
             trail.gaps.extend(post.gaps(&own, &trail.steps, None));
         }

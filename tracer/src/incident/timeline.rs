@@ -2,14 +2,14 @@
 //!
 //! Owns the order of the traces' judgements on one clock, and the conversion of their times. The first pass over the
 //! files compares the clocks, the second one plays them: memory does not depend on their length. A single trace is played
-//! once, and its times follow the wall clock, unless they are to be compared with each other.
+//! once, and its times are those that its wall clock showed, unless they are to be compared with each other.
 
 use std::{num::NonZero, ops::Range, path::PathBuf, thread};
 
 use super::clock::{Alignment, Compared, Seen};
 use crate::{
     recording::{Header, LeftOut, Observed, Part, Reading, Tape, Tapes, UnusableFile},
-    session::{Detail, Judgements, Showing},
+    session::{Detail, Judgements, Showing, WallSteps},
     time::Timestamp,
 };
 
@@ -116,7 +116,7 @@ impl Timeline {
     /// A time of this trace on the common clock. A clock that could not be compared is taken as it is.
     pub fn common(&self, track: usize, time: Timestamp) -> Timestamp {
         match self.tracks.get(track) {
-            // A single trace keeps its times, which follow the wall clock.
+            // A single trace keeps its times.
             Some(track) if self.tracks.len() > 1 => common(&self.alignment, track, time),
             Some(_) | None => time,
         }
@@ -127,14 +127,46 @@ impl Timeline {
         if self.on_trace_clock { self.common(track, observed.sighting.time) } else { observed.unix }
     }
 
-    /// Between which times of the clock that [`Self::step`] returns these times are shown. The two differ where a single
-    /// trace follows its wall clock: then all steps of that clock are read.
-    pub fn played(&self, from: Timestamp, to: Timestamp) -> Result<(Timestamp, Timestamp), UnusableFile> {
+    /// Between which times of the trace's clock the wall clock of a single trace showed these times. Several traces have
+    /// one clock, which is never stepped.
+    pub fn on_trace_clock(
+        &self,
+        from: Timestamp,
+        to: Timestamp,
+    ) -> Result<(Timestamp, Timestamp), UnusableFile> {
         let mut showing = Showing::of(from, to);
-        if let ([track], false) = (self.tracks.as_slice(), self.on_trace_clock) {
+        if let [track] = self.tracks.as_slice() {
             track.tape.wall_steps(|step| showing.step(step))?;
         }
         Ok(showing.on_trace_clock())
+    }
+
+    /// Whether the times of verdicts are those of the trace's clock, which is never stepped.
+    pub fn is_on_trace_clock(&self) -> bool {
+        self.on_trace_clock
+    }
+
+    /// The steps of the wall clock of a single trace, before it is played.
+    pub(crate) fn wall_clock(&self) -> Result<WallSteps, UnusableFile> {
+        let mut steps = WallSteps::default();
+        if let [track] = self.tracks.as_slice() {
+            let started = track.header().started;
+            track.tape.wall_steps(|step| {
+                if step.at <= started {
+                    steps.begin(step.ahead_ns);
+                }
+                steps.add(step);
+            })?;
+        }
+        Ok(steps)
+    }
+
+    /// A time of this trace as it is shown: of a single trace by its wall clock then, otherwise on the common clock.
+    pub fn displayed(&self, track: usize, time: Timestamp) -> Timestamp {
+        match self.tracks.get(track).map(Track::tape).and_then(Tape::player) {
+            Some(player) if !self.on_trace_clock => player.pipeline().unix_then(time),
+            _ => self.common(track, time),
+        }
     }
 
     /// The latest end of the traces on the common clock, before they are played. Without intact last blocks, a trace's

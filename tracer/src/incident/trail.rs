@@ -145,7 +145,9 @@ impl Trail {
 
     /// The same in a running trace, whose clock is the only one.
     pub(super) fn live(pipeline: &Pipeline, verdict: Verdict) -> Self {
-        Self::new(pipeline, &verdict.clone(), verdict, |time| time)
+        let mut own = verdict.clone();
+        own.map_times(|time| pipeline.own_time(time));
+        Self::new(pipeline, &own, verdict, |time| pipeline.unix_then(time))
     }
 
     /// `own` is the verdict with the times of its trace.

@@ -19,7 +19,7 @@ use crate::{
     cluster::Address,
     net::{Protocol, Tuple},
     recording::{Observed, Sightings, Tape, UnusableFile},
-    session::{Fate, Judged, Judgements, Pipeline},
+    session::{Fate, Judged, Judgements},
     sighting::{Conntrack, Fact},
     text::count,
     time::Timestamp,
@@ -186,9 +186,7 @@ impl Recorded {
     /// Plays the recording that was added last, and keeps the verdicts for the capture's tuples.
     fn add_verdicts(&mut self, tuples: &Tuples, tape: &mut Tape) -> Result<(), UnusableFile> {
         while let Some((judgements, _)) = tape.step()? {
-            if let Some(player) = tape.player() {
-                self.keep(judgements, tuples, player.pipeline());
-            }
+            self.keep(judgements, tuples);
         }
         // A clock that is set back shows times before the beginning, and one that is set forward shows them early.
         let mut steps = Vec::new();
@@ -271,9 +269,9 @@ impl Recorded {
         self.recordings.iter().filter_map(note).collect()
     }
 
-    fn keep(&mut self, judgements: Judgements, tuples: &Tuples, pipeline: &Pipeline) {
+    fn keep(&mut self, judgements: Judgements, tuples: &Tuples) {
         for judged in judgements.judged {
-            self.keep_verdict(judged, tuples, pipeline);
+            self.keep_verdict(judged, tuples);
         }
         for arrival in judgements.arrivals {
             for protocol in [Protocol::TCP, Protocol::UDP, Protocol::SCTP] {
@@ -285,13 +283,9 @@ impl Recorded {
         }
     }
 
-    fn keep_verdict(&mut self, judged: Judged, tuples: &Tuples, pipeline: &Pipeline) {
+    fn keep_verdict(&mut self, judged: Judged, tuples: &Tuples) {
         let Judged { verdict, last_seen, was_answered, .. } = judged;
-        // The times of a verdict follow the wall clock as it was set when the flow was judged. The capture has each packet's as it
-        // was then.
-        let ahead_ns = pipeline.wall_ahead_ns().unwrap_or_default();
-        let then = |time: Timestamp| pipeline.unix_then(time.shifted(ahead_ns.saturating_neg()));
-        let (started, last_seen) = (then(verdict.flow.started), then(last_seen));
+        let started = verdict.flow.started;
         let flow = &verdict.flow;
         let Some(protocol) = Protocol::from_name(&flow.protocol) else { return };
         let Some(to) = flow.vip.or(flow.endpoint) else { return };

@@ -221,7 +221,7 @@ impl Group {
                 (Style::Good, Some(slowest)) => row.what = format!("slowest connect {}", measured(slowest)),
                 (Style::Good, None) => row.what.clear(),
                 _ if self.last.since(self.first) >= Duration::from_secs(1) => {
-                    row.what.push_str(" (since ");
+                    row.what.push_str(" (the first at ");
                     row.what.push_str(&self.first.beside(self.last));
                     row.what.push(')');
                 }
@@ -345,6 +345,6 @@ mod tests {
         let shared = rows.iter().find(|row| row.count == 2).unwrap();
         assert_eq!(shared.client, "(several)");
         assert_eq!(shared.time, "00:03:20.000");
-        assert!(shared.what.ends_with("matches no Pod (since 00:01:41.500)"), "{}", shared.what);
+        assert!(shared.what.ends_with("matches no Pod (the first at 00:01:41.500)"), "{}", shared.what);
     }
 }

@@ -103,6 +103,10 @@ pub(super) fn ended(story: &Story, chapter: &Chapter, ending: &Ending) -> String
             let time = time.beside(ending.started);
             format!("perhaps: the flow at {time} was answered, and no later one of the Service was observed")
         }
+        Ended::Open if ending.selected.is_some() => {
+            "not among the selected flows: they failed until shortly before the end of what was selected"
+                .to_owned()
+        }
         Ended::Open => "not in this recording: flows failed until shortly before its end".to_owned(),
         Ended::NoFlow if ending.selected.is_some() => {
             "unknown: no later flow of the Service was answered among the selected ones".to_owned()

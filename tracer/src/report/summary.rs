@@ -108,7 +108,7 @@ fn service_table(out: &mut String, paint: Paint, summary: &Summary) {
     broken.sort_by_key(|(_, counts)| Reverse((counts.faults, counts.unexplained)));
     heading(out, paint, "Affected Services");
     let rows = broken.iter().map(|(service, counts)| {
-        let failed = format!("{} of {} failed", counts.faults, count(counts.total(), "flow"));
+        let failed = format!("{} of {} failed", counts.faults, count(summary.total_of(service), "flow"));
         let unexplained = match counts.unexplained {
             0 => String::new(),
             broken => format!(", {broken} without an explanation"),

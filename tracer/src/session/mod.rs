@@ -63,7 +63,7 @@ pub(crate) use summary::{Cause, weight};
 pub use summary::{Counts, Ending, SelectedFlows, Summary};
 pub use unjudged::NotJudged;
 pub use wall_clock::WallStep;
-pub(crate) use wall_clock::{Showing, WallSteps};
+pub(crate) use wall_clock::{Showing, WallSteps, in_words as step_in_words};
 
 /// The most gaps of hooks that are kept: two for each hook.
 const MAX_HOOK_GAPS: usize = 64;
@@ -462,6 +462,11 @@ impl Pipeline {
         self.wall_clock.unix_then(time)
     }
 
+    /// The reverse: the time of the trace at which the wall clock showed this one, the latest of several.
+    pub(crate) fn own_time(&self, unix: Timestamp) -> Timestamp {
+        self.wall_clock.own(unix)
+    }
+
     /// A line for each step of the wall clock.
     pub(crate) fn wall_clock_lines(&self) -> impl Iterator<Item = String> {
         self.wall_clock.lines()
@@ -493,12 +498,12 @@ impl Pipeline {
     }
 
     pub(crate) fn save_changes(&self) -> SavedChanges {
-        self.changes.save()
+        self.changes.save().with_wall_steps(self.wall_clock.distances().clone())
     }
 
     /// Goes on from the changes that a recording begins with.
-    pub(crate) fn restore_changes(&mut self, saved: SavedChanges) {
-        self.wall_clock.begin(saved.wall_ahead_ns());
+    pub(crate) fn restore_changes(&mut self, mut saved: SavedChanges) {
+        self.wall_clock.begin(saved.take_wall_steps());
         self.changes.restore(saved);
     }
 
@@ -590,7 +595,7 @@ impl Pipeline {
         let crossings = self.crossings.as_mut().map(std::mem::take).unwrap_or_default();
         let mut judgements = Judgements { judged, folded, unjudged, arrivals, crossings };
         if !clock.is_steady() {
-            judgements.map_times(|time| clock.unix(time));
+            judgements.map_times(|time| clock.unix_then(time));
         }
         judgements
     }

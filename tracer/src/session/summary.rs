@@ -125,6 +125,8 @@ pub(crate) fn weight(verdict: &Verdict) -> impl Ord + use<> {
 pub struct Summary {
     flows: Flows,
     services: BTreeMap<ServiceRef, Flows>,
+    /// The further flows of these Services, which only their class keeps out.
+    beside: BTreeMap<ServiceRef, u64>,
     causes: BTreeMap<(Class, Option<ServiceRef>), Cause>,
     latencies: Latencies,
     unjudged: BTreeMap<Option<ServiceRef>, u64>,
@@ -173,6 +175,29 @@ impl Summary {
             note(&mut cause.ends);
             self.causes.insert(key, cause);
         }
+    }
+
+    /// Counts flows of a Service that are not of a wanted class: the share of the others depends on them.
+    pub fn add_beside(&mut self, verdict: &Verdict, flows: u64) {
+        let Some(service) = &verdict.service else { return };
+        if let Some(known) = self.beside.get_mut(service) {
+            *known += flows;
+        } else if self.beside.len() < MAX_SERVICES {
+            self.beside.insert(service.clone(), flows);
+        }
+    }
+
+    /// Takes back [`Self::add_beside`]: the flow has a wanted class now.
+    pub fn take_beside(&mut self, verdict: &Verdict) {
+        if let Some(known) = verdict.service.as_ref().and_then(|service| self.beside.get_mut(service)) {
+            *known = known.saturating_sub(1);
+        }
+    }
+
+    /// The number of all flows of a Service port, also of classes that are not wanted.
+    pub fn total_of(&self, service: &ServiceRef) -> u64 {
+        let counted = self.services.get(service).map_or(0, |flows| Counts::of(flows).total());
+        counted + self.beside.get(service).copied().unwrap_or_default()
     }
 
     /// Counts flows that have no verdict.

@@ -29,7 +29,7 @@ impl NotJudged {
     pub(super) fn of(flows: Unjudged, history: &History, clock: &WallClock) -> Self {
         let Unjudged { to, count, first, last } = flows;
         let service = to.and_then(|(protocol, dst)| service_of(dst, protocol, last, history));
-        Self { service, count, first: clock.unix(first), last: clock.unix(last) }
+        Self { service, count, first: clock.unix_then(first), last: clock.unix_then(last) }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The wall clock beside the clock of a trace.
 //!
 //! A trace lives on a clock that is never stepped. Owns the wall clock's distance from it as last measured, its steps,
-//! and the conversion of the times in a verdict: they follow the wall clock as it is when the verdict is returned.
+//! and the conversion of the times that are shown: each is what the wall clock showed then.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -23,11 +23,12 @@ pub struct WallStep {
     pub ahead_ns: i64,
 }
 
-/// The most distances kept, for the times of what is not a verdict.
+/// The most distances kept.
 const MAX_DISTANCES: usize = 1024;
 
 /// The distance over time, as a recording notes it.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub(crate) struct WallSteps {
     /// That before the first step.
     before_ns: i64,
@@ -35,6 +36,11 @@ pub(crate) struct WallSteps {
 }
 
 impl WallSteps {
+    /// Without a step.
+    pub(crate) fn constant(ahead_ns: i64) -> Self {
+        Self { before_ns: ahead_ns, ..Self::default() }
+    }
+
     /// The distance at the beginning, if no step is known yet.
     pub(crate) fn begin(&mut self, ahead_ns: i64) {
         if self.steps.is_empty() {
@@ -62,6 +68,27 @@ impl WallSteps {
         }
         let last = self.steps.iter().rev().find(|step| step.at <= time);
         time.shifted(last.map_or(self.before_ns, |step| step.ahead_ns))
+    }
+
+    /// The latest time of the trace at which the wall clock showed this one. If it never did, because it was set forward
+    /// past it, a time after that step.
+    pub(crate) fn own(&self, unix: Timestamp) -> Timestamp {
+        if unix == Timestamp::MIN || unix == Timestamp::MAX {
+            return unix;
+        }
+        let own = |ahead_ns: i64| unix.shifted(ahead_ns.saturating_neg());
+        let last = self.steps.iter().rev().find(|step| own(step.ahead_ns) >= step.at);
+        own(last.map_or(self.before_ns, |step| step.ahead_ns))
+    }
+
+    /// The first step: when it was, and its size in nanoseconds.
+    pub(crate) fn first(&self) -> Option<(Timestamp, i64)> {
+        let step = self.steps.front()?;
+        Some((step.at, step.ahead_ns.saturating_sub(self.before_ns)))
+    }
+
+    fn is_zero(&self) -> bool {
+        self.before_ns == 0 && self.steps.is_empty()
     }
 }
 
@@ -114,7 +141,7 @@ impl Showing {
 }
 
 /// A step of this size in words, without the inaccuracy of its measurement.
-pub(super) fn in_words(size_ns: i64) -> String {
+pub(crate) fn in_words(size_ns: i64) -> String {
     const UNIT_MS: u64 = 100;
     let direction = if size_ns < 0 { "back" } else { "forward" };
     let ms = (size_ns.unsigned_abs() / 1_000_000 + UNIT_MS / 2) / UNIT_MS * UNIT_MS;
@@ -126,7 +153,6 @@ pub(super) struct WallClock {
     ahead_ns: i64,
     /// All times stay on the clock of the trace.
     is_ignored: bool,
-    /// For the times of changes.
     distances: WallSteps,
     /// Each step with its size in nanoseconds.
     steps: Vec<(Timestamp, i64)>,
@@ -159,8 +185,9 @@ impl WallClock {
         self.is_ignored = true;
     }
 
-    pub(super) const fn is_steady(&self) -> bool {
-        self.ahead_ns == 0 || self.is_ignored
+    /// Whether all times are shown as they are.
+    pub(super) fn is_steady(&self) -> bool {
+        self.is_ignored || self.distances.is_zero()
     }
 
     /// The distance now; `None` without a step.
@@ -168,18 +195,16 @@ impl WallClock {
         if self.ahead_ns == 0 { None } else { Some(self.ahead_ns) }
     }
 
-    /// A time of the trace as the wall clock counts it.
-    pub(super) fn unix(&self, time: Timestamp) -> Timestamp {
-        // The times of a trace's beginning and end stand for "before" and "after everything".
-        if self.is_ignored || time == Timestamp::MIN || time == Timestamp::MAX {
-            return time;
+    /// A recording begins with these distances.
+    pub(super) fn begin(&mut self, mut distances: WallSteps) {
+        distances.steps.truncate(MAX_DISTANCES);
+        if self.distances.steps.is_empty() {
+            self.distances = distances;
         }
-        time.shifted(self.ahead_ns)
     }
 
-    /// The recording begins with this distance.
-    pub(super) fn begin(&mut self, ahead_ns: i64) {
-        self.distances.begin(ahead_ns);
+    pub(super) const fn distances(&self) -> &WallSteps {
+        &self.distances
     }
 
     /// A time of the trace as the wall clock counted it then.
@@ -187,11 +212,21 @@ impl WallClock {
         if self.is_ignored { time } else { self.distances.unix(time) }
     }
 
+    /// The reverse of [`Self::unix_then`].
+    pub(super) fn own(&self, unix: Timestamp) -> Timestamp {
+        if self.is_ignored { unix } else { self.distances.own(unix) }
+    }
+
     /// A line for each step.
     pub(super) fn lines(&self) -> impl Iterator<Item = String> {
-        let step = |(at, size): &(Timestamp, i64)| {
+        let shown = if self.is_ignored {
+            "the times are those of the clock as it was set before"
+        } else {
+            "each time is the one that the clock showed then"
+        };
+        let step = move |(at, size): &(Timestamp, i64)| {
             format!(
-                "{} at {} of the trace's own clock: no verdict depends on it, and later times follow the new setting",
+                "{} at {} of the trace's own clock: no verdict depends on it, and {shown}",
                 in_words(*size),
                 at.to_the_millisecond()
             )

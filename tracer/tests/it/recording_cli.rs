@@ -79,7 +79,8 @@ fn stepped(path: &Path, step_ns: i64) {
     for (burst, mut record) in (0..2).flat_map(|burst| {
         Traffic::new(&corpus, 3 + burst, 200.0).take(600).map(move |record| (burst, record))
     }) {
-        let offset = burst * HALF_HOUR.as_nanos() as u64;
+        // The step is noticed before the second burst begins.
+        let offset = burst * (HALF_HOUR + Duration::from_secs(10)).as_nanos() as u64;
         if burst == 1 && live.now < header.started.saturating_add(HALF_HOUR) {
             live.pass(HALF_HOUR);
             live.recorded.measure_wall_clock(live.now, step_ns);

@@ -69,6 +69,89 @@ fn times_as_people_type_them() {
     assert!(read.contains("\"10\" is no time") && read.contains("[exit status 2]"), "{read}");
 }
 
+/// The failed flows of the Service and all of them, and the exit status, as an output has them.
+fn failed_of_web(read: &str) -> (Option<String>, String) {
+    let mut words = read.lines().filter_map(|line| {
+        let (before, _) = line.split_once(" failed")?;
+        let words: Vec<_> =
+            before.split_whitespace().filter(|word| *word != "flows" && *word != "flow").collect();
+        let [.., failed, "of", all] = words.as_slice() else { return None };
+        Some(format!("{failed} of {all}"))
+    });
+    let status = read.rsplit_once("[exit status ").map_or("0", |(_, status)| status).to_owned();
+    (words.next(), status)
+}
+
+/// The wall clock of this node was set forward by 20 s at 21:17:36. It showed 21:18:34.885 when the trace's own clock was at
+/// 21:18:14.920.
+#[test]
+fn each_output_has_the_same_flows_of_a_time_after_a_step() {
+    let terminal = incident();
+    for span in ["--since 2m", "--since 21:18:34 --until 21:18:36", "--since 21:17:00 --until 21:17:10"] {
+        let run = |output| {
+            let read = terminal
+                .run(&format!("replay nodes/node1.viptrace --service lab-incident/web {span} -o {output}"));
+            failed_of_web(&read)
+        };
+        let table = run("table");
+        assert!(table.0.is_some() && table.1.starts_with('3'), "{span}: {table:?}");
+        assert_eq!(run("story"), table, "{span}");
+        let records = terminal.run(&format!(
+            "replay nodes/node1.viptrace --service lab-incident/web {span} -o json --faults-only --quiet"
+        ));
+        let faults = records.lines().filter(|line| line.contains("\"C6\"")).count();
+        assert_eq!(table.0.unwrap().split(' ').next().unwrap(), faults.to_string(), "{span}");
+    }
+    let story = terminal.run("replay nodes/node1.viptrace -o story");
+    let said = "the wall clock was set forward by 20.0 s at 2026-11-23T21:17:36.056Z: all times here are those of the clock \
+                as it was set before";
+    assert!(story.contains(said), "{story}");
+}
+
+/// Its SYNs and their failures are in the recording of this node alone, as they are in that of both.
+#[test]
+fn the_path_of_a_flow_before_a_step_has_its_sightings() {
+    let terminal = incident();
+    for flow in ["10.244.1.2:60986", "10.244.1.2:50900"] {
+        let read = terminal.run(&format!("replay nodes/node1.viptrace --path {flow} --quiet"));
+        assert!(
+            !read.contains("no sighting of this flow") && !read.contains("had left the Service"),
+            "{read}"
+        );
+        assert!(read.contains("not ready") && read.contains("nf_ct_kill_acct"), "{read}");
+    }
+}
+
+#[test]
+fn a_span_selects_the_same_flows_whether_or_not_each_is_shown() {
+    let terminal = incident();
+    for selection in [
+        "--service lab-incident/web --since 21:16:28 --until 21:16:43",
+        "--since 21:17 --until 21:18",
+        "--service lab-incident/web:80 --since 1m",
+    ] {
+        let verdicts = |view: &str| {
+            let read = terminal.run(&format!("replay nodes {selection} {view}"));
+            let of = read
+                .split_once("\nVerdicts\n")
+                .map(|(_, after)| after.split("\n\n").next().unwrap().to_owned());
+            (of, failed_of_web(&read))
+        };
+        assert_eq!(verdicts(""), verdicts("--all"), "{selection}");
+    }
+}
+
+#[test]
+fn the_share_of_failed_flows_does_not_depend_on_the_class() {
+    let terminal = incident();
+    let all = failed_of_web(&terminal.run("replay nodes --service lab-incident/web"));
+    assert_eq!(all.0.as_deref(), Some("36 of 70"));
+    for output in ["table", "story"] {
+        let of_class = failed_of_web(&terminal.run(&format!("replay nodes --class C6 -o {output}")));
+        assert_eq!(of_class.0, all.0, "{output}");
+    }
+}
+
 #[test]
 fn an_output_of_a_part_of_the_flows_says_so() {
     let terminal = incident();

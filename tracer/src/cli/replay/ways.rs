@@ -14,7 +14,8 @@ use crate::{
 const MAX_WAYS: usize = 8;
 
 /// Plays to the end and prints the ways.
-pub(super) fn run(opened: Opened, printer: &mut Printer) -> anyhow::Result<Outcome> {
+pub(super) fn run(mut opened: Opened, printer: &mut Printer) -> anyhow::Result<Outcome> {
+    opened.stay_on_trace_clock()?;
     let mut pathfinder = Pathfinder { printer, found: Vec::new(), more: 0 };
     let (ended, timeline) = opened.play(&mut pathfinder)?;
     let Pathfinder { printer, mut found, more } = pathfinder;

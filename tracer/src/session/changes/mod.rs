@@ -19,7 +19,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{WallStep, wall_clock};
+use super::{WallStep, WallSteps, wall_clock};
 use crate::{
     cluster::{Cluster, Event, History, Key, Update},
     node::Snapshot,
@@ -221,12 +221,18 @@ pub(crate) struct SavedChanges {
     readings: Readings,
     watches: Watches,
     wall_ahead_ns: i64,
+    /// Older recordings have only the last distance.
+    wall_steps: Option<WallSteps>,
 }
 
 impl SavedChanges {
-    /// By how much the wall clock was ahead of the clock of the trace.
-    pub(super) const fn wall_ahead_ns(&self) -> i64 {
-        self.wall_ahead_ns
+    pub(super) fn with_wall_steps(self, steps: WallSteps) -> Self {
+        Self { wall_steps: Some(steps), ..self }
+    }
+
+    /// By how much the wall clock was ahead of the clock of the trace, over time.
+    pub(super) fn take_wall_steps(&mut self) -> WallSteps {
+        self.wall_steps.take().unwrap_or_else(|| WallSteps::constant(self.wall_ahead_ns))
     }
 }
 
@@ -378,12 +384,13 @@ impl Changes {
             readings: self.readings.clone(),
             watches: self.watches.clone(),
             wall_ahead_ns: self.wall_ahead_ns,
+            wall_steps: None,
         }
     }
 
     /// Goes on from these changes instead. The bounds hold whatever the recording contains.
     pub(super) fn restore(&mut self, saved: SavedChanges) {
-        let SavedChanges { changes, forgotten, readings, watches, wall_ahead_ns } = saved;
+        let SavedChanges { changes, forgotten, readings, watches, wall_ahead_ns, .. } = saved;
         *self = Self { readings, watches, wall_ahead_ns, restored: self.restored + 1, ..Self::default() };
         self.extend(changes);
         self.forgotten = self.forgotten.max(forgotten);
