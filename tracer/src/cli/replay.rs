@@ -31,7 +31,7 @@ use crate::{
         html::{self, Messages},
         story,
     },
-    session::{Detail, Ending, Judged, Judgements, SelectedFlows, step_in_words},
+    session::{Detail, Ending, Judged, Judgements, SelectedFlows},
     text::{count, list, safe},
     time::Timestamp,
 };
@@ -293,13 +293,7 @@ impl Opened {
     /// Leaves the times of a single trace on its own clock, so that they show what came first and how much later the next
     /// one came. The wanted times stay those of its wall clock.
     fn stay_on_trace_clock(&mut self) -> Result<(), UnusableFile> {
-        if let Some((at, size)) = self.timeline.wall_clock()?.first() {
-            self.notes.push(format!(
-                "{} at {}: all times here are those of the clock as it was set before",
-                step_in_words(size),
-                at.to_the_millisecond()
-            ));
-        }
+        self.notes.extend(self.timeline.wall_clock()?.difference());
         let (from, to) = self.timeline.on_trace_clock(self.span.from, self.span.to)?;
         self.span = Span { from, to };
         self.timeline.stay_on_trace_clock();

@@ -63,7 +63,7 @@ pub(crate) use summary::{Cause, weight};
 pub use summary::{Counts, Ending, SelectedFlows, Summary};
 pub use unjudged::NotJudged;
 pub use wall_clock::WallStep;
-pub(crate) use wall_clock::{Showing, WallSteps, in_words as step_in_words};
+pub(crate) use wall_clock::{Showing, WallSteps};
 
 /// The most gaps of hooks that are kept: two for each hook.
 const MAX_HOOK_GAPS: usize = 64;

@@ -81,10 +81,22 @@ impl WallSteps {
         own(last.map_or(self.before_ns, |step| step.ahead_ns))
     }
 
-    /// The first step: when it was, and its size in nanoseconds.
-    pub(crate) fn first(&self) -> Option<(Timestamp, i64)> {
+    /// How far times of the trace's clock are from those of the wall clock, in words; `None` if they are the same.
+    pub(crate) fn difference(&self) -> Option<String> {
+        if self.before_ns != 0 {
+            let direction = if self.before_ns < 0 { "behind" } else { "ahead of" };
+            let apart = apart(self.before_ns);
+            return Some(format!(
+                "the wall clock was {apart} {direction} that of the trace when the recording began: all times here are \
+                 those of the trace's clock"
+            ));
+        }
         let step = self.steps.front()?;
-        Some((step.at, step.ahead_ns.saturating_sub(self.before_ns)))
+        Some(format!(
+            "{} at {}: all times here are those of the clock as it was set before",
+            in_words(step.ahead_ns),
+            step.at.to_the_millisecond()
+        ))
     }
 
     fn is_zero(&self) -> bool {
@@ -141,11 +153,15 @@ impl Showing {
 }
 
 /// A step of this size in words, without the inaccuracy of its measurement.
-pub(crate) fn in_words(size_ns: i64) -> String {
-    const UNIT_MS: u64 = 100;
+pub(super) fn in_words(size_ns: i64) -> String {
     let direction = if size_ns < 0 { "back" } else { "forward" };
-    let ms = (size_ns.unsigned_abs() / 1_000_000 + UNIT_MS / 2) / UNIT_MS * UNIT_MS;
-    format!("the wall clock was set {direction} by {}", text::length(Duration::from_millis(ms)))
+    format!("the wall clock was set {direction} by {}", apart(size_ns))
+}
+
+fn apart(ns: i64) -> impl std::fmt::Display {
+    const UNIT_MS: u64 = 100;
+    let ms = (ns.unsigned_abs() / 1_000_000 + UNIT_MS / 2) / UNIT_MS * UNIT_MS;
+    text::length(Duration::from_millis(ms))
 }
 
 #[derive(Debug, Default)]

@@ -204,6 +204,12 @@ fn a_later_recording_lists_the_changes_before_it() {
     for kind in ["api_lost", "kube_proxy_started", "clock_stepped"] {
         assert!(lines.iter().any(|line| line.contains(kind)), "{kind}: {lines:#?}");
     }
+    let story = std::process::Command::new(env!("CARGO_BIN_EXE_viptrace"))
+        .args(["replay", second.to_str().unwrap(), "-o", "story"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8(story.stderr).unwrap();
+    assert!(said.contains("the wall clock was 1 h 0 min ahead of that of the trace"), "{said}");
     let (again, end, player) = replay(fs::read(&second).unwrap(), Detail::Faults);
     assert_eq!(again, lines);
     assert!(end.is_some() && player.damage().1 == 0);
