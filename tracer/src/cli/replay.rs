@@ -326,6 +326,7 @@ impl Opened {
         let played = played(&self.timeline, span)?;
         if played.from > Timestamp::MIN {
             self.timeline.skip_until(played.from);
+            self.timeline.each_since(played.from.saturating_add(EARLIER));
         }
         let (part, why) = narrow::part(&self.timeline, &self.asked, played)?;
         let is_all_judged = matches!(part, Part::Whole) && span == Span::ALL;

@@ -198,8 +198,8 @@ impl Selection {
             }
         }
         for folded in folded {
-            // They are judged together, so that all are wanted or none.
-            if !self.has_ends(&folded.verdict) || !(span.from..=span.to).contains(&folded.last) {
+            // They are judged together, so that all are wanted or none. Where a time is wanted, they were last seen before it.
+            if !self.has_ends(&folded.verdict) || span.from > Timestamp::MIN {
                 selected.others += folded.count;
             } else if self.wants_class(folded.verdict.class) {
                 selected.wanted.folded.push(folded);

@@ -25,6 +25,7 @@ pub struct Timeline {
     pub copies: Vec<LeftOut>,
     pub others: u64,
     skip_until: Option<Timestamp>,
+    each_since: Timestamp,
     /// The times are those of the trace's clock, which nobody steps.
     on_trace_clock: bool,
     /// The part of a single trace that is read.
@@ -93,6 +94,7 @@ impl Timeline {
             copies,
             others,
             skip_until: None,
+            each_since: Timestamp::MIN,
             on_trace_clock: !is_single,
             part: Part::Whole,
         })
@@ -198,6 +200,11 @@ impl Timeline {
         self.skip_until = Some(time);
     }
 
+    /// Before the first step: healthy flows that were last seen before this time of the common clock may share verdicts.
+    pub fn each_since(&mut self, time: Timestamp) {
+        self.each_since = time;
+    }
+
     /// Before the first step, of a single trace: observes and reads only this part, from the time on that
     /// [`Self::skip_until`] set.
     pub fn narrow(&mut self, part: Part) {
@@ -248,10 +255,15 @@ impl Timeline {
     /// The next judgements in the order of time; `None` at the end.
     pub fn step(&mut self) -> Result<Option<Moment>, UnusableFile> {
         let is_single = self.tracks.len() == 1;
-        let begins: Vec<Option<Timestamp>> =
-            (0..self.tracks.len()).map(|track| Some(self.own(track, self.skip_until?))).collect();
+        let begins: Vec<_> = (0..self.tracks.len())
+            .map(|track| {
+                (self.skip_until.map(|time| self.own(track, time)), self.own(track, self.each_since))
+            })
+            .collect();
         let waiting = self.tracks.iter_mut().zip(begins);
-        for (track, begin) in waiting.filter(|(track, _)| track.next.is_none() && !track.is_over) {
+        for (track, (begin, each_since)) in
+            waiting.filter(|(track, _)| track.next.is_none() && !track.is_over)
+        {
             track.tape.open(|player| {
                 // All of a trace is judged at the pace of the live one: an earlier verdict could rest on less.
                 if !matches!(self.part, Part::Whole) {
@@ -260,6 +272,7 @@ impl Timeline {
                 if self.on_trace_clock {
                     player.recorded().stay_on_trace_clock();
                 }
+                player.recorded().each_since(each_since);
                 if let Some(begin) = begin {
                     player.skip_until(begin);
                 }

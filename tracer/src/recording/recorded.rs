@@ -59,6 +59,11 @@ impl Recorded {
         self.pipeline.pass(time);
     }
 
+    /// As [`Pipeline::each_since`].
+    pub(crate) fn each_since(&mut self, time: Timestamp) {
+        self.pipeline.each_since(time);
+    }
+
     /// As [`Pipeline::stay_on_trace_clock`].
     pub(crate) fn stay_on_trace_clock(&mut self) {
         self.pipeline.stay_on_trace_clock();

@@ -146,9 +146,14 @@ impl Pipeline {
         self.undecided.supersede(id) | self.waiting.supersede(id)
     }
 
+    /// Whether the flow may not share the verdict of an earlier healthy one.
+    fn has_own_verdict(&self, flow: &Flow) -> bool {
+        self.settings.detail == Detail::All && flow.last_seen >= self.each_since
+    }
+
     /// Counts the flow if it shares the verdict of an earlier healthy one.
     fn fold(&mut self, flow: &Flow) -> bool {
-        if self.settings.detail == Detail::All || flow.revision > 1 {
+        if self.has_own_verdict(flow) || flow.revision > 1 {
             return false;
         }
         let Some(decision) = flow.decision(self.settings.node_netns) else { return false };
@@ -251,9 +256,8 @@ impl Pipeline {
         // A later flow may lack gaps that this one has, or have further ones.
         let since_then = |time: Option<Timestamp>| time.is_some_and(|time| time > flow.first_seen);
         let has_changed = self.hook_gaps.iter().any(|gap| since_then(gap.from) || since_then(gap.until));
-        let lasting = judgement
-            .lasting
-            .filter(|_| self.settings.detail != Detail::All && flow.revision <= 1 && !has_changed);
+        let lasting =
+            judgement.lasting.filter(|_| !self.has_own_verdict(flow) && flow.revision <= 1 && !has_changed);
         if lasting.is_some() || flow.may_follow() {
             let key = Arc::new(verdict.key());
             if flow.may_follow() {

@@ -222,6 +222,8 @@ pub struct Pipeline {
     neighbours: Neighbours,
     /// `None` if nobody compares clocks.
     crossings: Option<Vec<Crossing>>,
+    /// Healthy flows that were last seen before it share verdicts, also where each flow has its own.
+    each_since: Timestamp,
 }
 
 impl Pipeline {
@@ -250,12 +252,18 @@ impl Pipeline {
             arrivals: Vec::new(),
             neighbours: Neighbours::default(),
             crossings: None,
+            each_since: Timestamp::MIN,
         }
     }
 
     /// Adds to the judgements the flows that may cross to another node.
     pub(crate) fn note_crossings(&mut self) {
         self.crossings.get_or_insert_default();
+    }
+
+    /// Of [`Detail::All`] only the flows that were last seen at `time` or later are wanted, on the clock of the trace.
+    pub(crate) fn each_since(&mut self, time: Timestamp) {
+        self.each_since = time;
     }
 
     /// Leaves the times of verdicts on the clock of the trace, whatever happened to the wall clock.
