@@ -116,7 +116,7 @@ impl FlowTable {
         let Some((queue, index)) = queues.iter().find_map(head) else { return };
         let Some(flow) = self.slots.get(index) else { return };
         let is_first = flow.handed.is_none();
-        let outcome = flow.outcome();
+        let outcome = flow.handed.unwrap_or_else(|| flow.outcome());
         // A flow with an outcome is handed out, with the evidence so far.
         let has_outcome = queue == Queue::Settling || (is_first && outcome != Outcome::Pending);
         let is_judged = has_outcome && self.settled.len() < 2 * MAX_SETTLED;

@@ -185,8 +185,7 @@ fn open_connections_make_room_for_young_ones() {
     assert_eq!(table.counters().evicted, 0);
 }
 
-/// What follows of a connection that made room and has its verdict is no other connection: neither its repeated SYN
-/// nor its failed connect.
+/// A connection has its verdict and makes room for others. Neither its next SYN nor its failed connect begins another one.
 #[test]
 fn a_connection_that_made_room_after_its_verdict_is_counted_once() {
     let mut table = FlowTable::new(Limits { max_flows: 100, ..Limits::default() });
