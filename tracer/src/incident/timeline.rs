@@ -153,12 +153,7 @@ impl Timeline {
         let mut steps = WallSteps::default();
         if let [track] = self.tracks.as_slice() {
             let started = track.header().started;
-            track.tape.wall_steps(|step| {
-                if step.at <= started {
-                    steps.begin(step.ahead_ns);
-                }
-                steps.add(step);
-            })?;
+            track.tape.wall_steps(|step| steps.note(step, started))?;
         }
         Ok(steps)
     }

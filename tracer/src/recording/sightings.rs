@@ -101,7 +101,7 @@ impl<R: Read + Seek> Sightings<R> {
         }
     }
 
-    /// Takes the steps of the wall clock in the block. Only the beginning of a recording says how far it was ahead before.
+    /// Takes the steps of the wall clock in the block.
     fn note_wall_steps(&mut self) {
         if self.block.after_damage {
             self.assembler.forget();
@@ -110,10 +110,7 @@ impl<R: Read + Seek> Sightings<R> {
         while let Some(step) = self.assembler.next_wall_step(&mut items) {
             // A replay names what cannot be read.
             let Ok(step) = step else { continue };
-            if step.at <= self.header.started {
-                self.wall_steps.begin(step.ahead_ns);
-            }
-            self.wall_steps.add(step);
+            self.wall_steps.note(step, self.header.started);
         }
     }
 }

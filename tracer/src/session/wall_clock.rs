@@ -41,14 +41,23 @@ impl WallSteps {
         Self { before_ns: ahead_ns, ..Self::default() }
     }
 
+    /// Takes the next step in a recording that began at `began`: only one from its beginning says how far the wall clock was
+    /// ahead before.
+    pub(crate) fn note(&mut self, step: WallStep, began: Timestamp) {
+        if step.at <= began {
+            self.begin(step.ahead_ns);
+        }
+        self.add(step);
+    }
+
     /// The distance at the beginning, if no step is known yet.
-    pub(crate) fn begin(&mut self, ahead_ns: i64) {
+    fn begin(&mut self, ahead_ns: i64) {
         if self.steps.is_empty() {
             self.before_ns = ahead_ns;
         }
     }
 
-    pub(crate) fn add(&mut self, step: WallStep) {
+    fn add(&mut self, step: WallStep) {
         // A later segment of a recording repeats the distance at its beginning.
         if self.steps.back().map_or(self.before_ns, |last| last.ahead_ns) == step.ahead_ns {
             return;
@@ -307,6 +316,10 @@ mod tests {
         steps.begin(7);
         for (second, wall) in [(50, 49), (99, 98), (100, 120), (199, 219), (200, 205), (900, 905)] {
             assert_eq!(steps.unix(at(second)), at(wall), "{second}");
+        }
+        // It showed 219 twice, and never 110.
+        for (wall, second) in [(49, 50), (98, 99), (120, 100), (219, 214), (905, 900), (110, 111)] {
+            assert_eq!(steps.own(at(wall)), at(second), "{wall}");
         }
         assert_eq!(
             (steps.unix(Timestamp::MIN), steps.unix(Timestamp::MAX)),
