@@ -127,20 +127,14 @@ impl Audience for Rows<'_> {
     }
 
     fn take(&mut self, judgements: Judgements, beside: Beside<'_>, now: Timestamp) -> anyhow::Result<()> {
-        let was_beside = |judged: &&Judged| {
-            judged.before.as_ref().is_some_and(|before| !self.selection.wants_class(before.class))
-        };
-        for judged in judgements.judged.iter().filter(was_beside) {
+        for judged in judgements.judged.iter().filter(|judged| self.selection.was_beside(judged)) {
             self.show.no_longer_beside(&judged.verdict);
         }
         self.show.show(self.report, judgements, beside.pipeline, now)
     }
 
     fn take_beside(&mut self, judgements: &Judgements) {
-        let is_new = |judged: &&Judged| {
-            judged.before.as_ref().is_none_or(|before| self.selection.wants_class(before.class))
-        };
-        for judged in judgements.judged.iter().filter(is_new) {
+        for judged in judgements.judged.iter().filter(|judged| !self.selection.was_beside(judged)) {
             self.show.beside(&judged.verdict, 1);
         }
         for folded in &judgements.folded {
@@ -294,8 +288,10 @@ impl Opened {
     /// one came. The wanted times stay those of its wall clock.
     fn stay_on_trace_clock(&mut self) -> Result<(), UnusableFile> {
         self.notes.extend(self.timeline.wall_clock()?.difference());
-        let (from, to) = self.timeline.on_trace_clock(self.span.from, self.span.to)?;
-        self.span = Span { from, to };
+        if self.span != Span::ALL {
+            let (from, to) = self.timeline.on_trace_clock(self.span.from, self.span.to)?;
+            self.span = Span { from, to };
+        }
         self.timeline.stay_on_trace_clock();
         Ok(())
     }

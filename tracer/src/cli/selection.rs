@@ -278,10 +278,15 @@ impl Selection {
 
     /// Whether the earlier verdict of a flow was a failure of a wanted class, which no longer holds.
     pub(crate) fn wanted_before(&self, judged: &Judged) -> bool {
-        judged.had_failed() && judged.before.as_ref().is_some_and(|before| self.wants_class(before.class))
+        judged.had_failed() && !self.was_beside(judged)
     }
 
-    pub(crate) fn wants_class(&self, class: Class) -> bool {
+    /// Whether the class of its earlier verdict kept the flow out.
+    pub(crate) fn was_beside(&self, judged: &Judged) -> bool {
+        judged.before.as_ref().is_some_and(|before| !self.wants_class(before.class))
+    }
+
+    fn wants_class(&self, class: Class) -> bool {
         self.classes.is_empty() || self.classes.contains(&class)
     }
 

@@ -94,13 +94,10 @@ fn others(player: &Player<File>) -> Vec<String> {
         lacks.push(format!("{} could not be decoded", count(missing.undecodable, "event")));
     }
     if missing.in_original > 0 {
+        let were = if missing.in_original == 1 { "was" } else { "were" };
         lacks.push(format!(
-            "{} already missing or damaged in the recording of which this is a copy",
-            if missing.in_original == 1 {
-                "a part was".to_owned()
-            } else {
-                format!("{} parts were", missing.in_original)
-            }
+            "{} {were} already missing or damaged in the recording of which this is a copy",
+            count(missing.in_original, "part")
         ));
     }
     let dropped = missing.dropped;
